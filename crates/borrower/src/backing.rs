@@ -1,9 +1,9 @@
-//! What the borrower knows of the directory below: how to read a file there, and how to see that it
-//! changed.
+//! The borrower's interface to the backing directory: how to read a backing file, and how to detect
+//! that it changed.
 
 use std::io;
 
-/// What a file below looked like: size, and the times that every change of its bytes moves.
+/// The stamp of a backing file: its size, and the times that every change of its bytes updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Size in bytes.
@@ -14,36 +14,36 @@ pub struct Stamp {
     pub ctime_ns: i128,
 }
 
-/// Whether somebody else may have been writing the file when its stamp was taken, as was found out
-/// after that. The kernel moves a file's times before its bytes: so the stamp of a write that is
-/// under way is the one that the file has when it has ended.
+/// Whether an external writer may have been active when the stamp was taken, according to a check
+/// after that. The kernel updates a file's times before its bytes. So the stamp during a write may
+/// equal the stamp after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writers {
-    /// Nobody: the file has held the bytes that belong to the stamp since.
+    /// No external writer: since then the file holds the bytes that belong to the stamp.
     None,
-    /// Somebody may have been.
+    /// There may have been one.
     Perhaps,
-    /// That was not looked at: it will be when the file is opened.
+    /// Not checked: the check follows when the file is opened.
     Unasked,
 }
 
-/// Which file below, for as long as it exists: the same name is not given to another one.
+/// The identity of a backing file for as long as it exists: no other file gets the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
-    /// The device that holds it.
+    /// The device of its file system.
     pub device: u64,
     /// Its inode number.
     pub inode: u64,
-    /// What tells it from an earlier file with that number: the file system's generation, else the
-    /// time of birth, else 0.
+    /// A value that distinguishes it from an earlier file with that inode number: the file system's
+    /// generation, else the time of birth, else 0.
     pub generation: u64,
 }
 
-/// An open file below.
+/// An open backing file.
 pub trait BackingFile: Send + Sync + 'static {
-    /// Reads at `offset` until `buf` is full or the file ends; returns the bytes read. Must leave
-    /// nothing behind in the page cache below.
+    /// Reads at `offset` until `buf` is full or the file ends; returns the number of bytes read.
+    /// Must leave no pages in the page cache of the backing file.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// What the file looks like now.
+    /// Returns the file's stamp now.
     fn stamp(&self) -> io::Result<Stamp>;
 }

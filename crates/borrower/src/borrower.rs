@@ -1,5 +1,5 @@
-//! [`Borrower`] joins logic and edge: the mount asks it for every READ out of the page cache, and
-//! tells it of every change.
+//! [`Borrower`] joins logic and edge: the mount calls it for every READ out of the page cache, and
+//! for every change.
 
 use crate::backing::{FileIdentity, Stamp, Writers};
 use crate::catalog::entry::{Place, VERSION_MAX};
@@ -30,45 +30,46 @@ use sync::{Mutex, polling};
 use tap::{Eviction, EvictionSource, Positions};
 use wire::secure::Security;
 
-/// How long an evicted page may wait for a put buffer. Meanwhile the event ring takes what the
-/// kernel evicts.
+/// How long an evicted page may wait for a put buffer. Meanwhile the event ring buffers further
+/// evictions.
 const ROOM_WAIT: Duration = Duration::from_millis(50);
 
 /// How long the tap's thread waits for events.
 const EVENT_WAIT: Duration = Duration::from_millis(100);
 
-/// How long the tap's thread rests after it has found events, so that it is woken for many at once.
-/// At the highest speed of reclaim, some 500 pages in this time, the ring has room for ten times as
-/// many.
+/// How long the tap's thread sleeps after it has found events, so that it wakes for many at once.
+/// At the highest speed of reclaim, some 500 pages are evicted in this time; the ring has room for
+/// ten times as many.
 const EVENT_REST: Duration = Duration::from_millis(1);
 
-/// [`Config::bad_pages_max`] if nobody says anything else: more than a bit that flips now and then
-/// will ever bring about, and far too few to guess a seal.
+/// The default of [`Config::bad_pages_max`]: more than occasional bit flips will ever cause, and
+/// far too few attempts to guess a seal.
 pub const BAD_PAGES_MAX: u64 = 1024;
 
-/// How long no lender must have been used until files are opened as if there were none: what is
-/// lent may be of use again after less.
+/// How long no lender must have been usable before files are opened as if there were none. After a
+/// shorter time, lent pages may become useful again.
 const UNUSED_MAX: Duration = Duration::from_secs(60);
 
-/// What a pool can be to a file that is being opened.
+/// The use of the pool for a file that is being opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usefulness {
-    /// What is evicted may come back from a lender.
+    /// Evicted pages may come back from a lender.
     Useful,
-    /// There is no lender, or none was used for a while: away, or slower than the directory below.
+    /// There is no lender, or none was usable for a while: disconnected, or slower than the backing
+    /// directory.
     NoLender,
     /// The file is read in long streams only, which are left to the disk.
     Streamed,
 }
 
-/// The borrower.
+/// The borrower. See the crate's description.
 pub struct Borrower {
     pub(crate) core: Core,
     pub(crate) links: Links,
     pub(crate) racers: Arc<Racers>,
     pub(crate) hedges: Hedges,
     pub(crate) polling: polling::One,
-    /// Whether READs are asked for together.
+    /// Whether READs are requested together.
     pub(crate) gathers: AtomicBool,
     pub(crate) disk: Disk,
     pub(crate) reads_below: UnderWay,
@@ -76,16 +77,16 @@ pub struct Borrower {
     pub(crate) get_times: Histogram,
     pub(crate) below_times: Histogram,
     pub(crate) checksum_key: [u8; 32],
-    /// With what connections begin from now on.
+    /// The key, or none, that connections begin with from now on.
     pub(crate) security: Mutex<Security>,
     pub(crate) config: Config,
-    /// Of the gates of all lenders, also of those to come.
+    /// The thresholds of the gates of all lenders, present and future.
     pub(crate) thresholds: Mutex<gate::Config>,
     pub(crate) positions: Option<Arc<dyn Positions>>,
     pub(crate) tap_counters: Mutex<tap::Counters>,
-    /// Why evictions are not seen any more.
+    /// The reason why evictions are not seen any more.
     pub(crate) tap_failure: OnceLock<String>,
-    /// Since when no lender can be used.
+    /// Since when no lender has been usable.
     pub(crate) unused_since: Mutex<Option<Instant>>,
     /// When it was started.
     pub(crate) began: Instant,
@@ -95,11 +96,11 @@ pub struct Borrower {
 }
 
 impl Borrower {
-    /// Starts a borrower. Without `source` the pool is filled with what READs bring from the disk
-    /// (then every strategy is non-inclusive, as evictions are not seen).
+    /// Starts a borrower. Without `source` evictions are not seen: the pool is populated on read,
+    /// and every strategy is non-inclusive.
     ///
     /// # Errors
-    /// When its threads cannot be started, or the kernel has no random bytes.
+    /// If its threads cannot be started, or the kernel has no random bytes.
     pub fn start(config: Config, source: Option<Box<dyn EvictionSource>>) -> io::Result<Arc<Borrower>> {
         let mut checksum_key = [0; 32];
         match &config.session {
@@ -169,9 +170,10 @@ impl Borrower {
         Ok(borrower)
     }
 
-    /// From now on these are the lenders: others are left, with all that they have, and new ones
-    /// are used as soon as they are reached. Waits until those that are left have been told, or
-    /// cannot be. At most [`catalog::entry::Place::LENDERS`]; of more, some are not used.
+    /// Replaces the list of lenders. Lenders that are not in the new list are left, with all their
+    /// pages; new ones are used as soon as they are connected. Waits until the lenders that are
+    /// left have been notified, or cannot be. At most [`catalog::entry::Place::LENDERS`] lenders
+    /// are used.
     pub fn set_lenders(self: &Arc<Self>, lenders: &[LenderAddress]) {
         if self.stopping() {
             return;
@@ -182,34 +184,35 @@ impl Borrower {
         }
     }
 
-    /// From now on connections begin with this. Pages are sealed as [`Config::security`] has it.
+    /// Sets the security with which connections begin from now on. Pages are still sealed according
+    /// to [`Config::security`].
     pub fn set_security(&self, security: Security) {
         *self.security.lock() = security;
     }
 
-    /// With what a connection begins.
+    /// Returns the security with which a connection begins.
     pub(crate) fn security(&self) -> Security {
         self.security.lock().clone()
     }
 
-    /// From now on gates close and open at these, where there are any ([`Config::gate`]).
+    /// Sets the thresholds of the gates, if there are any ([`Config::gate`]).
     pub fn set_thresholds(&self, thresholds: gate::Config) {
         *self.thresholds.lock() = thresholds;
         self.links.all().iter().for_each(|link| link.set_thresholds(thresholds));
     }
 
-    /// Whether what is read in a sequential stream is not lent from now on.
+    /// Sets whether pages that are read in a sequential stream stay with the disk from now on.
     pub fn set_filter(&self, filter: bool) {
         self.core.set_filter(filter);
     }
 
-    /// What there is to say of each lender.
+    /// Returns the status of each lender.
     pub fn lenders(&self) -> Vec<LenderStatus> {
         self.links.all().iter().map(|link| link.status(self)).collect()
     }
 
-    /// Ends its threads and connections, and has the lenders free its pages. Reads go on, from
-    /// below.
+    /// Ends its threads and connections, and makes the lenders free its pages. Later reads come
+    /// from the backing directory.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.links.stop(self);
@@ -219,8 +222,8 @@ impl Borrower {
         }
     }
 
-    /// Stops as [`Borrower::stop`] does, but the lenders keep the pages for their grace time, in
-    /// which a successor may resume the sessions.
+    /// Stops as [`Borrower::stop`] does, but the lenders keep the pages for their grace time. In
+    /// that time a successor may resume the sessions.
     pub fn stop_for_successor(&self) -> Session {
         let links = self.links.all();
         links.iter().for_each(|link| link.leave());
@@ -239,62 +242,62 @@ impl Borrower {
         }
     }
 
-    /// The file of that identity, known from now on until [`Borrower::retire`]. Its pages may be
-    /// known from before.
+    /// Returns the file of that identity, which is known until [`Borrower::retire`]. Its pages may
+    /// be known from before.
     pub fn adopt(&self, identity: FileIdentity) -> Arc<File> {
         self.core.catalog.adopt(identity)
     }
 
-    /// A file that the kernel knows from a daemon before this one, under the key that it was given
-    /// then, and as that daemon left it ([`File::kernel_stale`] if it is not known how). Before
-    /// anything else is asked.
+    /// Adds a file that the kernel knows from an earlier daemon, with the key and the state that
+    /// this daemon left. If the state is not known, [`File::kernel_stale`] reports stale pages.
+    /// Must be called before any other method.
     pub fn restore(&self, identity: FileIdentity, key: FileKey, left: Left) -> Arc<File> {
         self.core.catalog.restore(identity, key, left)
     }
 
-    /// The key that the next file is given, if no file has it: a successor goes on from there
-    /// ([`Borrower::keys_from`]).
+    /// Returns the key that the next file gets, unless a file has it. A successor continues from
+    /// there ([`Borrower::keys_from`]).
     pub fn next_key(&self) -> FileKey {
         self.core.catalog.next_key()
     }
 
-    /// Gives out no key below this one: a daemon before this one may have given those out, and the
-    /// kernel may still know files by them.
+    /// Gives out no key below this one: an earlier daemon may have given those out, and the kernel
+    /// may still know files by them.
     pub fn keys_from(&self, key: FileKey) {
         self.core.catalog.keys_from(key);
     }
 
-    /// The kernel has forgotten the inode. If it was `deleted` below, its pages are dropped; else
-    /// they stay known as long as there is room.
+    /// The kernel has forgotten the inode. If the backing file was `deleted`, its pages are
+    /// dropped; else they stay known as long as there is room.
     pub fn retire(&self, file: &Arc<File>, deleted: bool) {
         self.core.catalog.retire(file, deleted);
     }
 
-    /// A guest has evicted the page. If it is what the file below holds, it waits for the kernel to
-    /// read it.
+    /// A guest has evicted the page. If the page equals the backing file's, it waits for the kernel
+    /// to read it.
     pub fn demote(&self, file: &File, index: u32, page: &Page) -> Demotion {
         self.core.demote(file, index, page)
     }
 
-    /// Whether the file below is known to hold these bytes.
+    /// Returns whether the backing file is known to hold these bytes.
     pub fn is_known(&self, file: &File, index: u32, page: &Page) -> bool {
         self.core.is_known(file, index, page)
     }
 
-    /// Waits until the kernel has read these pages, and has them in its cache, at most for so long.
-    /// Whether it has.
+    /// Waits until the kernel has read these pages and has them in its cache, for at most `limit`.
+    /// Returns whether it has.
     pub fn wait_for_demoted(&self, file: &File, indexes: &[u32], limit: Duration) -> bool {
         let ids: Vec<_> = indexes.iter().map(|index| PageId { file: file.key(), index: *index }).collect();
         self.core.demoted().is_none_or(|demoted| demoted.wait_until_answered(&ids, limit))
     }
 
-    /// The page waits no more. Whether the kernel had not asked for it.
+    /// Removes a page that waits for the kernel. Returns whether the kernel had not asked for it.
     pub fn withdraw_demoted(&self, file: &File, index: u32) -> bool {
         let id = PageId { file: file.key(), index };
         self.core.demoted().is_some_and(|demoted| demoted.withdraw(id))
     }
 
-    /// What the pool can be to the file, which is being opened.
+    /// Returns the use of the pool for a file that is being opened.
     pub fn usefulness(&self, file: &File) -> Usefulness {
         let is_unused = |since: &Option<Instant>| since.is_some_and(|since| since.elapsed() >= UNUSED_MAX);
         if self.config.has_guests {
@@ -308,14 +311,14 @@ impl Borrower {
         }
     }
 
-    /// The file below may hold something else than is known of it, whatever its stamp says: until
-    /// now the kernel has read and written it by itself, or writing it back has failed. What is
-    /// known of it is forgotten, and [`File::kernel_stale`] says so.
+    /// The backing file may have changed without a new stamp: the kernel has accessed it by itself,
+    /// or a writeback has failed. All entries of the file are voided, and [`File::kernel_stale`]
+    /// reports stale pages.
     pub fn doubt(&self, file: &File) {
         self.core.doubt(file);
     }
 
-    /// Lenders were found, lost, or found too slow.
+    /// Lenders were connected, lost, or found too slow.
     pub(crate) fn lenders_changed(&self) {
         self.core.lenders_changed();
         self.core.stream_room.forget_lenders();
@@ -327,99 +330,103 @@ impl Borrower {
         }
     }
 
-    /// Announces a change, before it is applied below; `before` is what the file looks like now.
+    /// Announces a change, before it is applied to the backing file; `before` is its stamp now.
     pub fn change<'a>(&'a self, file: &'a File, change: Change, before: Stamp) -> ChangeGuard<'a> {
         let changing = self.core.begin_change(file, change, before);
         ChangeGuard { borrower: self, file, changing: Some(changing) }
     }
 
-    /// Compares the file with what we left; `moment` was taken before `now` was, and `writers`
-    /// found out after it. If somebody changed it beside us, or may have been doing so when it was
-    /// read, its remote pages are forgotten, and [`File::kernel_stale`] says so.
+    /// Compares the file with the recorded stamp. `moment` was taken before `now`, and `writers`
+    /// was checked after it. If the file was changed externally, or may have been changed while it
+    /// was read, its remote pages are forgotten, and [`File::kernel_stale`] reports stale pages.
     pub fn observe(&self, file: &File, moment: u64, now: Stamp, writers: Writers) {
         self.core.observe(file, moment, now, writers);
     }
 
-    /// The counters.
+    /// Returns the counters.
     pub fn metrics(&self) -> &Metrics {
         &self.core.metrics
     }
 
-    /// What gets took until they were answered, or until the directory below was faster.
+    /// Returns the times of gets until they were answered, or until the backing directory was
+    /// faster.
     pub fn get_times(&self) -> Times {
         self.get_times.read()
     }
 
-    /// What reads of the directory below took, but for those that raced a get.
+    /// Returns the times of reads of the backing directory, except those that raced a get.
     pub fn below_times(&self) -> Times {
         self.below_times.read()
     }
 
-    /// What the catalog holds.
+    /// Returns the catalog's totals.
     pub fn census(&self) -> Census {
         self.core.catalog.census()
     }
 
-    /// What becomes of what is read in streams that fit, in words.
+    /// Returns a text about the treatment of streams that fit.
     pub fn streams(&self) -> &'static str {
         if self.core.filter() == Filter::Off { "lent" } else { self.core.stream_room.lending().text() }
     }
 
-    /// What pools of other sizes would have done.
+    /// Returns the estimated hit ratios of pools of other sizes.
     pub fn curve(&self) -> CurveStatus {
         self.core.curve.status()
     }
 
-    /// What the tap has seen, when there is one.
+    /// Returns the tap's counters, if there is a tap.
     pub fn tap_counters(&self) -> Option<tap::Counters> {
         self.positions.as_ref().map(|_| *self.tap_counters.lock())
     }
 
-    /// What there is to say of control groups, if they are told apart.
+    /// Returns the status of the control groups, if they are distinguished.
     pub fn cgroups(&self) -> Option<Vec<CgroupStatus>> {
         self.resolver.as_ref().map(|resolver| resolver.lock().status(&self.core.catalog.groups))
     }
 
-    /// Put messages that are being filled, wait to be sent, or wait for their answer.
+    /// Returns the number of Put messages that are being filled, wait to be sent, or wait for their
+    /// answer.
     pub fn puts_under_way(&self) -> usize {
         self.links.all().iter().map(|link| self.core.queue(link.number).lock().under_way()).sum()
     }
 
-    /// Whether a lender is there, used or not.
+    /// Returns whether any lender is connected, used or not.
     pub fn lender_is_up(&self) -> bool {
         self.links.all().iter().any(|link| self.core.catalog.is_up(link.number))
     }
 
-    /// Whether pages are put at lenders from now on; at first they are. What lenders have is got
-    /// from them all the same. They are not if nothing more is lent ([`Config::may_fill_on_read`]).
+    /// Sets whether pages are put at lenders from now on; at first they are. Gets from lenders
+    /// continue in any case. No page is put after a failure of the tap, unless
+    /// [`Config::may_fill_on_read`] is set.
     pub fn set_borrowing(&self, borrowing: bool) {
         let may_lend = self.config.may_fill_on_read || self.tap_failure.get().is_none();
         self.core.set_borrowing(borrowing && may_lend);
     }
 
-    /// Why evictions are not seen any more, and what becomes of pages instead, if so.
+    /// Returns the reason why evictions are not seen any more and the consequence, if the tap has
+    /// failed.
     pub fn tap_failure(&self) -> Option<&str> {
         self.tap_failure.get().map(String::as_str)
     }
 
-    /// Whether pages are put at lenders.
+    /// Returns whether pages are put at lenders.
     pub fn is_borrowing(&self) -> bool {
         self.core.is_borrowing()
     }
 
-    /// Whether the kernel's evictions are seen.
+    /// Returns whether the kernel's evictions are seen.
     pub fn sees_evictions(&self) -> bool {
         self.core.sees_evictions()
     }
 
-    /// What small reads of the directory below take on average lately, in microseconds, and after
-    /// what time a get counts as late.
+    /// Returns the recent average time of small reads of the backing directory, if known, and the
+    /// time after which a get is late. Both are in microseconds.
     pub fn disk_us(&self) -> (Option<u64>, u64) {
         (self.disk.mean_us(Size::Small).map(|us| us as u64), self.disk.late().as_micros() as u64)
     }
 
-    /// How far the stream of evictions has been filled, and how far it has been dealt with. Where
-    /// no eviction is dealt with any more, none has to be waited for.
+    /// Returns the produced and the consumed position of the event stream. If events are not
+    /// processed any more, both are the same, so nothing waits for them.
     pub(crate) fn positions(&self) -> (u64, u64) {
         match &self.positions {
             Some(positions) if self.core.sees_evictions() => (positions.produced(), positions.consumed()),
@@ -448,15 +455,15 @@ impl Borrower {
             }
             *self.tap_counters.lock() = source.counters();
         }
-        // READs leave that to this thread, for better or worse.
+        // The threads that serve READs never reclaim: this thread does.
         while !self.stopping() {
             std::thread::sleep(EVENT_WAIT);
             self.reclaim_catalog();
         }
     }
 
-    /// Evictions are not seen from now on. So lenders must not give away any more what they are
-    /// asked for.
+    /// Evictions are not seen from now on. So lenders must not give away the pages that they
+    /// answer.
     pub(crate) fn tap_failed(&self, error: &io::Error) {
         self.core.evictions_end();
         let instead = match self.config.may_fill_on_read {

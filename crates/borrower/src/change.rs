@@ -1,4 +1,4 @@
-//! A [`ChangeGuard`] stands for a change under way, from its announcement to its end.
+//! [`ChangeGuard`]: a change in progress, from its announcement to its end.
 
 use crate::Borrower;
 use crate::backing::Stamp;
@@ -6,9 +6,9 @@ use crate::catalog::File;
 use crate::catalog::overtaking::Overtaken;
 use crate::core::{Changing, Outcome};
 
-/// A change under way. Must end before the kernel gets its answer: by [`ChangeGuard::applied`], by
-/// [`ChangeGuard::failed`], or by being dropped, which says that something else has happened than
-/// what was announced.
+/// A change in progress. It must end before the kernel gets its answer: by
+/// [`ChangeGuard::applied`], by [`ChangeGuard::failed`], or by being dropped. A drop means that
+/// something else than the announced change has happened.
 pub struct ChangeGuard<'a> {
     pub(crate) borrower: &'a Borrower,
     pub(crate) file: &'a File,
@@ -16,21 +16,21 @@ pub struct ChangeGuard<'a> {
 }
 
 impl ChangeGuard<'_> {
-    /// The pages, if any, that the kernel may have cached with older bytes behind this write, and
-    /// must drop.
+    /// Returns the pages that the kernel may have cached with older bytes after this write, if
+    /// there are any. The kernel must drop them.
     pub fn overtaken(&self) -> Option<Overtaken> {
         self.changing.as_ref().and_then(Changing::overtaken)
     }
 
-    /// The change was applied below as announced; `after` is what the file looks like now, and it
-    /// holds the bytes of `written`, at that offset. Returns the index of the page, if any, of
-    /// which the kernel may have zeroed a part, and which it must drop (R33).
+    /// The change was applied to the backing file as announced; `after` is its stamp now, and it
+    /// holds the bytes of `written`, at that offset. Returns the index of the page of which the
+    /// kernel may have zeroed a part, if there is one. The kernel must drop that page (R33).
     pub fn applied(mut self, after: Stamp, written: Option<(u64, &[u8])>) -> Option<u64> {
         self.end(Outcome::Applied(after), written)
     }
 
-    /// The change failed, wholly or in part, within what was announced; `after` is what the file
-    /// looks like now. Returns a page as [`ChangeGuard::applied`] does.
+    /// The change failed, wholly or in part, within the announced range; `after` is the file's
+    /// stamp now. Returns the index of a page as [`ChangeGuard::applied`] does.
     pub fn failed(mut self, after: Stamp) -> Option<u64> {
         self.end(Outcome::Failed(after), None)
     }

@@ -1,4 +1,5 @@
-//! These types hold what a borrower is told, says of lenders, and leaves to a successor.
+//! The borrower's configuration, the status of lenders, and the sessions that a successor takes
+//! over.
 
 use crate::BAD_PAGES_MAX;
 use crate::catalog::ENTRY_BYTES_MAX;
@@ -10,42 +11,42 @@ use serde::Serialize;
 use wire::address::Address;
 use wire::secure::Security;
 
-/// How a borrower is set up.
+/// The configuration of a borrower.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The lenders, at first; without any, everything is read from below.
-    /// [`crate::Borrower::set_lenders`] changes them.
+    /// The initial lenders. Without any, all reads come from the backing directory.
+    /// [`crate::Borrower::set_lenders`] changes the list.
     pub lenders: Vec<LenderAddress>,
-    /// Whether there are any, or may be soon.
+    /// Whether there are lenders, or may be soon.
     pub expects_lenders: bool,
-    /// What happens to a page at the lender when it is read.
+    /// Whether a lender keeps a page when it is read.
     pub strategy: Strategy,
-    /// Connections to each lender for gets: as many as there are threads that read, within
-    /// [`wire::SESSION_CONNECTIONS_MAX`].
+    /// The number of connections to each lender for gets: as many as there are threads that read,
+    /// within [`wire::SESSION_CONNECTIONS_MAX`].
     pub get_connections: usize,
-    /// Whether what is read in a sequential stream is not lent.
+    /// Whether pages that are read in a sequential stream are left to the disk.
     pub filter: bool,
-    /// When a lender is too slow to be used; without it, never.
+    /// The thresholds beyond which a lender is bypassed; None: never.
     pub gate: Option<gate::Config>,
-    /// Whether gets that are late are raced by reads of the directory below.
+    /// Whether a read of the backing directory races a late get.
     pub hedge: bool,
-    /// A lender that has returned that many pages that do not verify is not used any more.
+    /// The number of pages that do not verify after which a lender is not used any more.
     pub bad_pages_max: u64,
-    /// Memory that the catalog's entries may take, in bytes.
+    /// The maximum memory of the catalog's entries, in bytes.
     pub catalog_bytes_max: u64,
-    /// What a daemon before this one has left at the lenders
+    /// The sessions that an earlier daemon has left at the lenders
     /// ([`crate::Borrower::stop_for_successor`]).
     pub session: Option<Session>,
-    /// Whether connections and pages are sealed, and with which pool's key.
+    /// The pool's key if connections and pages are sealed.
     pub security: Security,
-    /// Whether guests give back what they evict ([`crate::Borrower::demote`]). Then there are no
-    /// lenders.
+    /// Whether guests give back the pages that they evict ([`crate::Borrower::demote`]). Then there
+    /// are no lenders.
     pub has_guests: bool,
-    /// For which control groups pages are lent, where evictions say whose they are. None: for all
-    /// alike.
+    /// The control groups for which pages are lent, if evictions name their groups. None: all
+    /// groups alike.
     pub cgroups: Option<Cgroups>,
-    /// Whether pages are lent when they are read, should evictions not be seen any more. Else
-    /// nothing more is lent then.
+    /// Whether pages are lent when they are read if evictions are not seen any more. Otherwise no
+    /// further page is lent then.
     pub may_fill_on_read: bool,
 }
 
@@ -71,13 +72,13 @@ impl Default for Config {
     }
 }
 
-/// A lender, as it is told to the borrower.
+/// A lender in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LenderAddress {
-    /// Where it is reached.
+    /// The address at which it is reached.
     pub address: Address,
-    /// What it is called in the pool, if it is known from there: one that comes back under another
-    /// name has nothing of before.
+    /// Its name in the pool, if it is known from there. A lender that comes back under another name
+    /// has no earlier pages.
     pub id: Option<String>,
 }
 
@@ -87,64 +88,65 @@ impl From<Address> for LenderAddress {
     }
 }
 
-/// What there is to say of a lender.
+/// The status of a lender.
 #[derive(Clone, Debug, Serialize)]
 pub struct LenderStatus {
-    /// Its number here.
+    /// Its number in the catalog.
     pub number: u8,
-    /// Where it is reached.
+    /// The address at which it is reached.
     pub address: String,
-    /// What it is called in the pool.
+    /// Its name in the pool.
     pub id: Option<String>,
-    /// `used`, `shunned` (there, but too slow), `away` (it may come back with its pages) or `down`.
+    /// `used`, `shunned` (connected, but too slow), `away` (it may come back with its pages) or
+    /// `down`.
     pub state: &'static str,
-    /// Why it is not used.
+    /// The reason why it is not used.
     pub reason: String,
-    /// How long this has been so.
+    /// The time in this state, in milliseconds.
     pub since_ms: u64,
-    /// Round-trip time of pings now.
+    /// The current round-trip time of pings, in microseconds.
     pub ping_us: u64,
-    /// Their average over 15 seconds.
+    /// Their average over 15 seconds, in microseconds.
     pub ping_short_us: u64,
-    /// Their average over a minute.
+    /// Their average over a minute, in microseconds.
     pub ping_long_us: u64,
-    /// What gets take on average, if there were any lately.
+    /// The average time of gets, in microseconds, if there were any lately.
     pub get_us: Option<u64>,
     /// Its weight in the placement.
     pub weight: u32,
-    /// Pages that it keeps at the most.
+    /// The maximum number of pages that it stores.
     pub capacity_pages: u64,
-    /// Pages that it could take without forgetting others.
+    /// The number of pages that it could store without forgetting others.
     pub free_pages: u64,
-    /// Put messages that are being filled, wait to be sent, or wait for their answer.
+    /// The number of Put messages that are being filled, wait to be sent, or wait for their answer.
     pub puts_under_way: u64,
-    /// Pages sent to it.
+    /// The number of pages sent to it.
     pub put_pages: u64,
-    /// Pages got from it.
+    /// The number of pages got from it.
     pub get_pages: u64,
-    /// Pages asked for that it no longer had.
+    /// The number of requested pages that it no longer had.
     pub get_misses: u64,
-    /// Pages from it whose checksum was wrong.
+    /// The number of pages from it whose checksum was wrong.
     pub bad_pages: u64,
-    /// Its gets that were late and raced.
+    /// The number of its gets that were late and raced.
     pub hedges: u64,
-    /// Times that it was reached.
+    /// The number of times that it was connected.
     pub connects: u64,
-    /// Times that the connection was lost.
+    /// The number of times that the connection was lost.
     pub losses: u64,
-    /// Times that it was found too slow.
+    /// The number of times that it was found too slow.
     pub shuns: u64,
 }
 
-/// The sessions at the lenders, as one daemon leaves them to the next. Their names are secrets: a
-/// peer that knows one reaches its pages.
+/// The sessions at the lenders that one daemon leaves to the next. Their names are secrets: a peer
+/// that knows one can access its pages.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Session {
-    /// What the checksums or the seals of its pages are keyed with.
+    /// The key of the checksums or the seals of its pages.
     pub checksum_key: [u8; 32],
-    /// The version to go on with. A lower one could name older bytes that a lender still has.
+    /// The next version to give out. A lower one could name older bytes that a lender still has.
     pub next_version: Version,
-    /// Each lender's part.
+    /// The session at each lender.
     pub lenders: Vec<LeftLender>,
 }
 
@@ -155,15 +157,15 @@ pub struct LeftLender {
     pub lender: LenderAddress,
     /// The lender's number in entries.
     pub number: u8,
-    /// The lender's epoch: entries of it are valid again once the lender says that it has kept the
-    /// session.
+    /// The lender's epoch. Entries of this epoch are valid again once the lender reports that it
+    /// has kept the session.
     pub epoch: u8,
     /// The session's name.
     pub name: [u8; 16],
 }
 
 impl std::fmt::Debug for Session {
-    /// Without names and key, which must not get into a log.
+    /// Omits names and key, which must not get into a log.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session").field("next_version", &self.next_version).finish_non_exhaustive()
     }

@@ -1,9 +1,9 @@
-//! All that the borrower knows and decides, without sockets, clocks or threads: the edge tells it
-//! what happens and asks what to do, and so does the simulation, which runs whole pools of it in
-//! one thread.
+//! The borrower's state and decisions, without sockets, clocks or threads. The edge reports events
+//! to it and asks it for decisions. So does the simulation, which runs whole pools of it in one
+//! thread.
 //!
-//! Where an event stream's position is asked for, `produced` is how far the stream has been filled
-//! and `consumed` how far it has been dealt with, both read when the call is made.
+//! Parameters with a position of the event stream: `produced` is where the next event will go, and
+//! `consumed` is how far events have been processed. Both are read when the call is made.
 
 use crate::backing::{Stamp, Writers};
 use crate::catalog::entry::Entry;
@@ -26,120 +26,121 @@ use sync::{Condvar, Mutex};
 use tap::CopyHints;
 use wire::WireKey;
 
-/// Which copy of a page stays when it is read back (Puma 2015, §3.3.4).
+/// Which copies of a page exist after it is read back (Puma 2015, §3.3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
     /// The lender gives the page away: local and remote memory add up.
     Exclusive,
-    /// The lender keeps it: a page read and evicted again need not be sent again.
+    /// The lender keeps the page: a page that is read and evicted again need not be sent again.
     NonInclusive,
 }
 
-/// A change of a file, as the mount sees it coming.
+/// A change of a file, as the mount announces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A write out of the kernel's page cache, which holds the new bytes already and cannot evict
     /// them before the answer.
     Buffered {
-        /// First byte written.
+        /// The first byte written.
         offset: u64,
-        /// Bytes written.
+        /// The number of bytes written.
         len: u64,
         /// The kernel's number of the request.
         request: u64,
-        /// Whether the kernel writes back by itself, without the inode's lock, rather than for a
+        /// Whether this is a writeback of the kernel, without the inode's lock, rather than a
         /// write(2).
         writeback: bool,
     },
     /// Any other change of the bytes `start..end`, by a request that the kernel sends with the
-    /// inode locked: truncation, direct write, copy. The kernel drops what it caches of them only
+    /// inode locked: truncation, direct write, copy. The kernel drops its cached pages of them only
     /// after the answer. A change of the file's size reaches to the end of the file: `end` is
     /// `u64::MAX`.
     Other {
-        /// First byte changed.
+        /// The first byte changed.
         start: u64,
-        /// Byte behind the last one changed.
+        /// The byte behind the last one changed.
         end: u64,
     },
-    /// A change like `Other`, by fallocate: the kernel then zeroes those parts of its pages at the
-    /// edges that are in the range, and drops the rest.
+    /// A change like `Other`, by fallocate: the kernel then zeroes the changed parts of the pages
+    /// at the edges, and drops the pages in between.
     Hole {
-        /// First byte changed.
+        /// The first byte changed.
         start: u64,
-        /// Byte behind the last one changed.
+        /// The byte behind the last one changed.
         end: u64,
     },
-    /// A change like `Other`, by a request of which nothing more is known: a buffered write that is
-    /// sent again, because the daemon that had it died.
+    /// A change like `Other`, by a request of an unknown kind: a buffered write that is sent again,
+    /// because the daemon that had it died.
     Doubtful {
-        /// First byte changed.
+        /// The first byte changed.
         start: u64,
-        /// Byte behind the last one changed.
+        /// The byte behind the last one changed.
         end: u64,
     },
     /// Attributes, names, extended attributes: no byte changes, but the change time does.
     Attributes,
 }
 
-/// A change under way.
+/// A change in progress.
 pub struct Changing {
     change: Change,
     before: Stamp,
     overtaken: Option<Overtaken>,
-    /// None: of attributes only.
+    /// None for a change of attributes only.
     ticket: Option<ChangeTicket>,
 }
 
 impl Changing {
-    /// The pages, if any, that the kernel may have cached with older bytes behind this write, and
-    /// must drop.
+    /// Returns the pages that the kernel may have cached with older bytes after this write, if
+    /// there are any. The kernel must drop them.
     pub fn overtaken(&self) -> Option<Overtaken> {
         self.overtaken
     }
 }
 
-/// How a change has gone.
+/// The outcome of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was applied below as announced; this is what the file looks like now.
+    /// The change was applied to the backing file as announced; this is its stamp now.
     Applied(Stamp),
-    /// It failed, wholly or in part, within what was announced.
+    /// The change failed, wholly or in part, within the announced range; this is the file's stamp
+    /// now.
     Failed(Stamp),
-    /// Something else has happened than what was announced.
+    /// Something else than the announced change has happened.
     Unknown,
 }
 
-/// The lender said what it cannot know.
+/// The lender's message contradicts the borrower's state: a protocol error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confused;
 
-/// How a [`Core`] is set up.
+/// The setup of a [`Core`].
 pub struct Setup {
-    /// Lenders that there can be.
+    /// The maximum number of lenders.
     pub lenders: u8,
-    /// Put buffers of all lenders.
+    /// The number of put buffers of all lenders.
     pub put_batches: usize,
-    /// Pages of each.
+    /// The number of pages of each buffer.
     pub batch_pages: usize,
-    /// What pages are turned into on their way to a lender.
+    /// The sealing of pages on their way to a lender.
     pub sealing: Sealing,
-    /// What a lender does with a page that is read back.
+    /// Whether a lender keeps a page that is read back.
     pub strategy: Strategy,
-    /// Whether the kernel's evictions are seen; else the pool is filled with what is read.
+    /// Whether the kernel's evictions are seen; otherwise the pool is populated on read.
     pub sees_evictions: bool,
-    /// Whether what is read in a sequential stream is not lent.
+    /// Whether pages that are read in a sequential stream are left to the disk.
     pub filter: bool,
-    /// Memory that the catalog's entries may take.
+    /// The maximum memory of the catalog's entries, in bytes.
     pub entry_bytes_max: u64,
-    /// Where it is said which pages need not be copied when they are evicted.
+    /// The receiver of hints which pages need not be copied when they are evicted.
     pub copy_hints: Option<Arc<dyn CopyHints>>,
-    /// Whether it is known what the files below hold, for pages that guests have evicted: with this
-    /// key.
+    /// The key for hashes of the backing files' pages, if guests give back the pages that they
+    /// evict.
     pub demoted: Option<ChecksumKey>,
 }
 
 impl Setup {
-    /// With the sizes and the policies that are the default.
+    /// Returns a setup with default sizes and policies.
     pub fn new(lenders: u8, sealing: impl Into<Sealing>, strategy: Strategy, sees_evictions: bool) -> Setup {
         Setup {
             lenders,
@@ -159,43 +160,43 @@ impl Setup {
 /// Pages on their way to one lender.
 struct Queue {
     puts: Mutex<PutQueue>,
-    /// A page waits that none waited before, or a buffer has become full.
+    /// Signalled when the first page waits, or a buffer has become full.
     work: Condvar,
-    /// What tells this lender from others for good, for the placement.
+    /// A number that identifies this lender for good, for the placement.
     salt: AtomicU64,
-    /// Pages that it could take without forgetting others.
+    /// The number of pages that it could store without forgetting others.
     free_pages: AtomicU64,
 }
 
-/// What the borrower knows and decides.
+/// The borrower's state and decisions. See the module's description.
 pub struct Core {
     /// The files and their pages.
     pub catalog: Catalog,
     /// The counters.
     pub metrics: Metrics,
-    /// What pools of other sizes would have done.
+    /// The estimates for pools of other sizes.
     pub curve: Curve,
-    /// Whether what is read in streams is lent where it fits.
+    /// Decides whether streams are lent if they fit.
     pub stream_room: StreamRoom,
-    /// What pages are turned into on their way to a lender.
+    /// The sealing of pages on their way to a lender.
     sealing: Sealing,
     strategy: Strategy,
     sees_evictions: AtomicBool,
     filter: AtomicBool,
-    /// What the lenders weigh.
+    /// The weights of the lenders.
     pub weights: Weights,
     buffers: Arc<Buffers>,
     queues: Vec<Queue>,
     /// Whether pages are put.
     borrowing: AtomicBool,
-    /// Lenders that have no room for more, a bit for each.
+    /// The lenders without free room, as bits.
     full: AtomicU64,
     /// Pages that guests have evicted, if there are guests.
     demoted: Option<Demoted>,
 }
 
 impl Core {
-    /// None of the lenders is up.
+    /// Returns a core in which no lender is up.
     pub fn new(setup: Setup) -> Core {
         let buffers = Arc::new(Buffers::new(setup.put_batches, setup.batch_pages));
         let queue = |number: u8| Queue {
@@ -223,17 +224,17 @@ impl Core {
         }
     }
 
-    /// Whether pages are put from now on. What lenders have is asked for all the same.
+    /// Sets whether pages are put from now on. Gets from lenders continue in any case.
     pub fn set_borrowing(&self, borrowing: bool) {
         self.borrowing.store(borrowing, Ordering::Relaxed);
     }
 
-    /// Whether pages are put.
+    /// Returns whether pages are put.
     pub fn is_borrowing(&self) -> bool {
         self.borrowing.load(Ordering::Relaxed)
     }
 
-    /// Pages that guests have evicted, if there are guests.
+    /// Returns the pages that guests have evicted, if there are guests.
     pub fn demoted(&self) -> Option<&Demoted> {
         self.demoted.as_ref()
     }
@@ -250,14 +251,15 @@ impl Core {
         }
     }
 
-    /// Whether the file below is known to hold these bytes.
+    /// Returns whether the backing file is known to hold these bytes.
     pub fn is_known(&self, file: &File, index: u32, page: &Page) -> bool {
         let Some(demoted) = &self.demoted else { return false };
         let hash = demoted.hash(PageId { file: file.key(), index }, page);
         matches!(file.state.lock().entry(index), Entry::Known { hash: known, .. } if known == hash)
     }
 
-    /// Hashes of the whole pages of what was written at `offset`, if there are guests.
+    /// Returns the hashes of the whole pages that a write at `offset` has written, if there are
+    /// guests.
     fn hashes(&self, file: &File, (offset, bytes): (u64, &[u8])) -> Vec<(u32, u64)> {
         let Some(demoted) = &self.demoted else { return Vec::new() };
         let whole = PageRange::inside(offset, offset.saturating_add(bytes.len() as u64));
@@ -271,17 +273,17 @@ impl Core {
         indexes.zip(pages).map(hash).collect()
     }
 
-    /// Lenders to which pages may be put, a bit for each.
+    /// Returns the lenders to which pages may be put, as bits.
     pub fn usable(&self) -> u64 {
         if self.is_borrowing() { self.catalog.usable() } else { 0 }
     }
 
-    /// Whether what is read in a sequential stream is not lent from now on.
+    /// Sets whether pages that are read in a sequential stream are left to the disk from now on.
     pub fn set_filter(&self, filter: bool) {
         self.filter.store(filter, Ordering::Relaxed);
     }
 
-    /// What becomes of what is read in a sequential stream.
+    /// Returns the treatment of pages that are read in a sequential stream.
     pub fn filter(&self) -> Filter {
         match self.filter.load(Ordering::Relaxed) {
             false => Filter::Off,
@@ -290,64 +292,65 @@ impl Core {
         }
     }
 
-    /// What pages are turned into on their way to a lender.
+    /// Returns the sealing of pages on their way to a lender.
     pub fn sealing(&self) -> &Sealing {
         &self.sealing
     }
 
-    /// Whether lenders give away what they answer. Without a tap an eviction is not seen, so that a
-    /// page given away would not come back to a lender.
+    /// Returns whether lenders give away the pages that they answer. Without a tap evictions are
+    /// not seen, so a page that was given away would not come back to a lender.
     pub fn is_exclusive(&self) -> bool {
         self.strategy == Strategy::Exclusive && self.sees_evictions()
     }
 
-    /// Whether the kernel's evictions are seen.
+    /// Returns whether the kernel's evictions are seen.
     pub fn sees_evictions(&self) -> bool {
         self.sees_evictions.load(Ordering::Relaxed)
     }
 
-    /// They are not from now on, and none that has happened is dealt with any more: the pool is
-    /// filled with what is read.
+    /// From now on evictions are not seen, and earlier ones are not processed any more. The pool is
+    /// populated on read.
     pub fn evictions_end(&self) {
         self.sees_evictions.store(false, Ordering::Relaxed);
     }
 
-    /// Puts on their way to that lender.
+    /// Returns the queue of puts to that lender.
     pub fn queue(&self, lender: u8) -> &Mutex<PutQueue> {
         &self.queues[usize::from(lender)].puts
     }
 
-    /// Notified under [`Core::queue`]'s lock when something is there to be sent.
+    /// Returns the condition that is signalled, under [`Core::queue`]'s lock, when there is work
+    /// for the sender.
     pub fn work(&self, lender: u8) -> &Condvar {
         &self.queues[usize::from(lender)].work
     }
 
-    /// The buffers of all queues.
+    /// Returns the buffers of all queues.
     pub fn buffers(&self) -> &Buffers {
         &self.buffers
     }
 
-    /// That lender has this name: what tells it from others, whatever number it has here.
+    /// Sets the name of that lender, which identifies it whatever its number here.
     pub fn name_lender(&self, lender: u8, name: &str) {
         let salt = name.bytes().fold(0, |salt, byte| crate::put::placement::mix(salt ^ u64::from(byte)));
         self.queues[usize::from(lender)].salt.store(salt, Ordering::Relaxed);
     }
 
-    /// Lenders were found, lost, or found too slow: they share the buffers anew, and what a lender
-    /// had, another one may want.
+    /// Lenders were connected, lost, or found too slow. The buffers are shared out again. Hints are
+    /// reset, because another lender may need the pages of a lost one.
     pub fn lenders_changed(&self) {
         self.catalog.wants_all_bytes();
         self.buffers.share_among(self.catalog.usable().count_ones() as usize);
     }
 
-    /// Whether an evicted page finds room at some lender, or there is none to wait for.
+    /// Returns whether some lender has room for an evicted page, or there is no lender to wait for.
     pub fn has_room(&self) -> bool {
         let usable = self.usable();
         let has_room = |lender: u8| usable & 1 << lender != 0 && self.queue(lender).lock().has_room();
         usable == 0 || (0..self.catalog.lenders()).any(has_room)
     }
 
-    /// Announces a change, before it is applied below; `before` is what the file looks like now.
+    /// Announces a change, before it is applied to the backing file; `before` is its stamp now.
     pub fn begin_change(&self, file: &File, change: Change, before: Stamp) -> Changing {
         let mut changing = Changing { change, before, overtaken: None, ticket: None };
         let size = if keeps(Rule::End) { before.size_bytes } else { u64::MAX };
@@ -358,12 +361,12 @@ impl Core {
             }
             Change::Buffered { offset, len, .. } => {
                 let range = PageRange::touched_by(offset.min(size), offset.saturating_add(len));
-                // Other changes leave nothing in the kernel's cache.
+                // Only a buffered write leaves pages in the kernel's cache.
                 let indexes = (offset / PAGE_SIZE as u64..range.end).map_while(|index| u32::try_from(index).ok());
                 indexes.for_each(|index| self.catalog.wants_bytes(PageId { file: file.key(), index }));
                 range
             }
-            // A change that reaches behind the end moves it.
+            // A change that reaches behind the end moves the end.
             Change::Other { start, end } | Change::Hole { start, end } | Change::Doubtful { start, end } => {
                 if end > size {
                     PageRange::touched_by(start.min(size), u64::MAX)
@@ -390,10 +393,10 @@ impl Core {
         changing
     }
 
-    /// The change has ended. Must come before the kernel gets its answer; `produced` is read after
-    /// it was applied. If it went as announced, the file below holds the bytes of `written`, at
-    /// that offset. Returns the index of the page, if any, of which the kernel may have zeroed a
-    /// part, and which it must drop (R33).
+    /// The change has ended. Must be called before the kernel gets its answer; `produced` is read
+    /// after the change was applied. If it went as announced, the backing file holds the bytes of
+    /// `written`, at that offset. Returns the index of the page of which the kernel may have zeroed
+    /// a part, if there is one. The kernel must drop that page (R33).
     pub fn end_change(
         &self,
         file: &File,
@@ -422,7 +425,7 @@ impl Core {
         };
         let hashes = written.filter(|_| as_announced).map(|written| self.hashes(file, written)).unwrap_or_default();
         let mut state = file.state.lock();
-        // Else it is not known whose bytes are there.
+        // After overlapping changes the order of the bytes is not known.
         if state.end_change(ticket, ended, after, consumed, self.catalog.has_room()) {
             hashes.into_iter().for_each(|(index, hash)| state.know(index, hash, false));
         }
@@ -438,20 +441,21 @@ impl Core {
         zeroed
     }
 
-    /// Compares the file with what we left; `moment` was taken before `now` was. If somebody
-    /// changed it beside us, its remote pages are forgotten, and [`File::kernel_stale`] says so.
+    /// Compares the file with the recorded stamp; `moment` was taken before `now`. If the file was
+    /// changed externally, its remote pages are forgotten, and [`File::kernel_stale`] reports stale
+    /// pages.
     pub fn observe(&self, file: &File, moment: u64, now: Stamp, writers: Writers) {
         self.watching_beside(file, |state, void| state.observe(moment, now, writers, void));
     }
 
-    /// The file below may hold something else than is known of it.
+    /// The backing file may have changed: its entries are voided.
     pub fn doubt(&self, file: &File) {
         let mut state = file.state.lock();
         state.doubt(|index, entry| self.catalog.void(file.key(), index, entry));
         self.catalog.account(&mut state);
     }
 
-    /// Runs what may find a change made beside us, and counts it.
+    /// Runs a function that may detect an external change, and counts it.
     fn watching_beside<T>(&self, file: &File, run: impl FnOnce(&mut FileState, &mut dyn FnMut(u32, Entry)) -> T) -> T {
         let mut state = file.state.lock();
         let before = state.changes_beside();
@@ -461,9 +465,9 @@ impl Core {
         result
     }
 
-    /// The kernel has evicted a page of the file that it knows by `key`. Returns the lender for
-    /// which a buffer has become full. `page` is None where its bytes were not copied; `group` is
-    /// the control group in whose name it was cached; 0: none.
+    /// The kernel has evicted a page of the file with this `key`. Returns the lender for which a
+    /// buffer has become full. `page` is None if its bytes were not copied. `group` is the control
+    /// group of the page; 0: none.
     pub fn evicted(&self, key: FileKey, index: u64, position: u64, page: Option<&Page>, group: u8) -> Option<u8> {
         self.metrics.evictions.one();
         if group != 0 {
@@ -488,8 +492,7 @@ impl Core {
         full
     }
 
-    /// Has the group give up what it has put longest ago, until it has no more than its quota. No
-    /// file may be locked.
+    /// Makes the group give up its oldest puts until it is within its quota. No file may be locked.
     fn keep_quota(&self, group: u8) {
         let is_there = |put: &Put| {
             let is_there = |file: &Arc<File>| file.state.lock().names(put.id.index, |version| put.is(version));
@@ -505,9 +508,9 @@ impl Core {
         }
     }
 
-    /// Has a page put, if it may be believed and a lender has room. The caller holds the file's
-    /// state, so that nothing changes the page before its entry says where it is. Returns the
-    /// lender for which a buffer has become full.
+    /// Puts a page, if it may be trusted and a lender has room. The caller holds the lock of the
+    /// file's state, so nothing changes the page before its entry has the place. Returns the lender
+    /// for which a buffer has become full.
     pub(crate) fn offer(
         &self,
         file: &File,
@@ -552,13 +555,14 @@ impl Core {
         None
     }
 
-    /// Whether there are lenders, none of which has room for more without forgetting what it has.
+    /// Returns whether there are lenders, none of which can store more pages without forgetting
+    /// others.
     fn is_full(&self) -> bool {
         let usable = self.usable();
         usable != 0 && usable & !self.full.load(Ordering::Relaxed) == 0
     }
 
-    /// Pages that are lent, and that could be without anything being forgotten for them.
+    /// Returns the number of pages that are lent, and that could be lent without forgetting others.
     pub fn room_pages(&self) -> u64 {
         let usable = self.usable();
         let free = |lender: u8| self.queues[usize::from(lender)].free_pages.load(Ordering::Relaxed);
@@ -566,7 +570,7 @@ impl Core {
         free_pages.fold(self.catalog.live_pages(), u64::saturating_add)
     }
 
-    /// That lender has room for so many pages more, which may be too few to count.
+    /// That lender has room for `free_pages` pages. `is_full`: that is too few to count as room.
     pub fn set_room(&self, lender: u8, free_pages: u64, is_full: bool) {
         self.queues[usize::from(lender)].free_pages.store(free_pages, Ordering::Relaxed);
         match is_full {
@@ -588,13 +592,13 @@ impl Core {
             let Some(version) = self.catalog.next_version() else { break };
             let id = PageId { file: file.key(), index };
             let was_idle = !puts.has_any();
-            // Another one's queue may have taken the last buffer just now.
+            // Another lender's queue may have taken the last buffer meanwhile.
             if !puts.push(id, version, |sealed| self.sealing.seal(id, version, page, sealed)) {
                 continue;
             }
             let full = puts.has_full();
             drop(puts);
-            // A lender that is away may have an older copy.
+            // A suspended lender may have an older copy.
             self.catalog.void(file.key(), index, before);
             state.put(index, place, version, group);
             if group != 0 {
@@ -610,25 +614,26 @@ impl Core {
         None
     }
 
-    /// The next buffer to send to that lender: a full one, or with `partial` the one being filled.
+    /// Returns the next buffer to send to that lender: a full one, or, with `partial`, the one that
+    /// is being filled.
     pub fn next_put(&self, lender: u8, partial: bool) -> Option<(u64, Arc<Batch>)> {
         self.queue(lender).lock().next(partial)
     }
 
-    /// Whether a buffer that is being sent is still to be: not if that lender was lost since.
+    /// Returns whether a buffer must still be sent. False if that lender was lost meanwhile.
     pub fn is_put_under_way(&self, lender: u8, request: u64) -> bool {
         self.queue(lender).lock().is_under_way(request)
     }
 
-    /// A buffer of that many pages was sent.
+    /// A buffer of `page_count` pages was sent.
     pub fn put_sent(&self, page_count: usize) {
         self.metrics.put_messages.one();
         self.metrics.put_pages.add(page_count as u64);
     }
 
-    /// The lender is lost: what was on its way there will not be answered, and is not asked for. It
-    /// may have come there; but whoever was set back to an earlier state would ask for what
-    /// somebody else has put there as the same version (R26).
+    /// The lender is lost: puts in progress will not be answered, and their pages are not
+    /// requested. They may have reached the lender. But after a rollback of this machine, a request
+    /// for them could return pages of another process with the same version (R26).
     pub fn abandon_puts(&self, lender: u8) {
         let batches = self.queue(lender).lock().abandon();
         for item in batches.iter().flat_map(|batch| batch.items()) {
@@ -648,7 +653,7 @@ impl Core {
     /// The lender has answered a put: for each page 1 if it was stored.
     ///
     /// # Errors
-    /// [`Confused`] if that put was not made, or not next to be answered.
+    /// [`Confused`] if that put was not made, or another one must be answered first.
     pub fn puts_answered(&self, lender: u8, request: u64, statuses: &[u8]) -> Result<(), Confused> {
         let batch = self.queue(lender).lock().answered(request, statuses.len()).ok_or(Confused)?;
         for (item, status) in batch.items().iter().zip(statuses) {
@@ -668,12 +673,12 @@ impl Core {
             }
         }
         drop(batch);
-        // A thread that waits for room waits for this.
+        // A thread that waits for room waits for this call.
         self.queue(lender).lock().collect_leaving();
         Ok(())
     }
 
-    /// That lender says that it no longer has these pages.
+    /// That lender reports that it no longer has these pages.
     pub fn pages_lost(&self, lender: u8, keys: &[WireKey]) {
         self.metrics.lost_pages.add(keys.len() as u64);
         for key in keys {

@@ -1,5 +1,4 @@
-//! Doors for the crate `fuzz`: what takes apart the bytes that a lender sends. No part of the
-//! interface, and nothing of it decides anything.
+//! Access for the crate `fuzz` to the decoders of a lender's messages. Not part of the interface.
 
 pub use crate::net::connection::{Connection, GetConnection};
 pub use crate::read::state::PageResult;

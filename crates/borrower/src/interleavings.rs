@@ -2,20 +2,21 @@
 //! puts, a lender that is lost and found, files that come and go.
 //!
 //! The code under test is [`Core`], the catalog and [`ReadState`], driven as the edge drives them.
-//! The kernel's page cache, the file below and the lender are models. Run with
+//! The kernel's page cache, the backing file and the lender are models. Run with
 //! `make interleavings`.
 //!
-//! Invariants: a READ returns what the file held at some moment between its arrival and its answer;
-//! at the end every page can be read and is the file's; what the catalog has on its account is what
-//! the entries take, and whose they are; no version and no key is given twice; nobody waits for
-//! ever (shuttle reports a deadlock; a time limit never runs out).
+//! Invariants: a READ returns bytes that the file held at some moment between its arrival and its
+//! answer. At the end every page can be read and equals the file's. The catalog's totals equal the
+//! memory of the entries and the counts of their groups. No version and no key is given out twice.
+//! No thread waits for ever (shuttle reports a deadlock; a time limit never expires).
 //!
-//! What the tests can catch was tried by breaking the code, one place at a time: `Core::end_change`
-//! without its notice was found by `no_read_is_stale` (deadlock); `ReadState::end` without taking
-//! account of what was taken back by the same test; `Core::evicted` without asking whether the file
-//! was removed by `files_come_and_go`, and `Catalog::retire` letting go of the names between
-//! counting off the last user and removing the file by `files_come_and_go` ("a file in use is
-//! known").
+//! To find out what the tests catch, the code was broken, one place at a time:
+//!
+//! - `Core::end_change` without its notification: found by `no_read_is_stale` (deadlock).
+//! - `ReadState::end` without regard to pages taken back: found by the same test.
+//! - `Core::evicted` without the check whether the file was removed: found by `files_come_and_go`.
+//! - `Catalog::retire` that unlocks the names between removing the last user and removing the file:
+//!   found by `files_come_and_go` ("a file in use is known").
 
 use crate::core::{Change, Core, Outcome, Setup, Strategy};
 use crate::put::buffers::Batch;
@@ -30,33 +31,34 @@ use sync::shuttle::thread;
 use sync::{Condvar, Mutex};
 use wire::WireKey;
 
-/// Schedules tried of each test, in each of two ways.
+/// The number of schedules tried for each test, in each of two ways.
 const SCHEDULES: usize = 400;
 const PAGES: usize = 2;
 const SIZE_BYTES: u64 = (PAGES * PAGE_SIZE) as u64;
-/// The control group of all that is evicted.
+/// The control group of all evicted pages.
 const GROUP: u8 = 1;
-/// No test waits for it: shuttle's time does not pass.
+/// No test waits for this limit: shuttle's time does not pass.
 const LIMIT: Duration = Duration::from_secs(1);
 
 fn check(run: impl Fn() + Send + Sync + 'static) {
     sync::explore(SCHEDULES, run);
 }
 
-/// One file below, the kernel above it, and a lender.
+/// One backing file, the kernel's cache of it, and a lender.
 struct World {
     core: Core,
     file: Arc<File>,
-    /// The content of each page below, which only grows, and how often the file was changed.
+    /// The content of each page of the backing file, a number that only grows, and the number of
+    /// changes.
     below: Mutex<([u64; PAGES], u64)>,
-    /// The kernel's copies; a lock stands for the page's lock, or for references that keep it in
+    /// The kernel's copies. A lock stands for the page's lock, or for references that keep it in
     /// the cache.
     cached: [Mutex<Option<u64>>; PAGES],
     stream: Mutex<Stream>,
-    /// What the lender keeps.
+    /// The pages that the lender has.
     lent: Mutex<HashMap<u64, Page>>,
     versions: Mutex<HashSet<u64>>,
-    /// Puts that were sent and not answered.
+    /// Puts that were sent and are not answered.
     sent: Mutex<VecDeque<(u64, Arc<Batch>)>>,
     link: Mutex<()>,
 }
@@ -130,7 +132,7 @@ impl World {
         self.core.end_change(&self.file, changing, Outcome::Applied(after), (produced, consumed), None);
     }
 
-    /// A program writes a page past the page cache: the kernel drops its copy after the answer. The
+    /// A program writes a page with direct I/O: the kernel drops its copy after the answer. The
     /// inode's lock keeps other writers out.
     fn write_directly(&self, at: usize) {
         let start = (at * PAGE_SIZE) as u64;
@@ -161,8 +163,8 @@ impl World {
         self.drive(&mut reading, at, earliest, &mut buf)
     }
 
-    /// Does what the READ of a page asks for, until it is answered. `earliest` is what the page
-    /// held when it arrived.
+    /// Does the steps of a READ of a page until it is answered. `earliest` is the page's content
+    /// when the READ arrived.
     fn drive(&self, reading: &mut ReadState, at: usize, earliest: u64, buf: &mut [u8]) -> u64 {
         let mut got;
         let mut event = Event::Go;
@@ -202,7 +204,7 @@ impl World {
         read
     }
 
-    /// What the lender answers. The bytes go to these places of `buf`.
+    /// Returns the lender's response. The bytes go to these places of `buf`.
     fn get(&self, keys: &[WireKey], places: &[usize], buf: &mut [u8]) -> Vec<PageResult> {
         let mut lent = self.lent.lock();
         let mut get = |(key, place): (&WireKey, &usize)| {
@@ -217,8 +219,8 @@ impl World {
         keys.iter().zip(places).map(&mut get).collect()
     }
 
-    /// Programs read all pages at once: the READs of those that the kernel has no copy of are
-    /// answered together, where the lender has them.
+    /// Programs read all pages at once. The READs of pages without a copy in the kernel are
+    /// answered together if the lender has the pages.
     fn read_together(&self, request: u64) {
         let mut cached: Vec<_> = self.cached.iter().map(Mutex::lock).collect();
         let missing: Vec<usize> = (0..PAGES).filter(|at| cached[*at].is_none()).collect();
@@ -240,8 +242,8 @@ impl World {
             batch.answered(&self.core, |_| &self.file, Response::Answered(&got), &mut buf);
         }
         assert_eq!(batch.first_unanswered(), joined);
-        // Where one could not join, it goes on when the others have ended; those behind it are
-        // read for themselves.
+        // A READ that could not join continues when the others have ended; those behind it are read
+        // one by one.
         for (nth, at) in missing.into_iter().enumerate() {
             let place = if nth < joined { batch.place(nth) } else { 0..PAGE_SIZE };
             *cached[at] = Some(match nth <= joined {
@@ -251,7 +253,7 @@ impl World {
         }
     }
 
-    /// The kernel evicts a page. Its event is in the stream before another copy can be made.
+    /// The kernel evicts a page. The event is in the stream before another copy can be made.
     fn evict(&self, at: usize) {
         let mut cached = self.cached[at].lock();
         if let Some(content) = cached.take() {
@@ -262,7 +264,7 @@ impl World {
         }
     }
 
-    /// What the tap's thread does: events become puts, which are sent.
+    /// The work of the tap's thread: events become puts, which are sent.
     fn take_events(&self) {
         loop {
             let Some((position, index, content)) = self.stream.lock().events.pop_front() else { break };
@@ -281,7 +283,7 @@ impl World {
         }
     }
 
-    /// What the link's thread does with the answers to puts.
+    /// The work of the link's thread on answers to puts.
     fn take_answers(&self) {
         let _link = self.link.lock();
         while let Some((request, batch)) = self.sent.lock().pop_front() {
@@ -292,8 +294,8 @@ impl World {
         self.lent.lock().retain(|version, _| drops.iter().all(|key| key.version().0 != *version));
     }
 
-    /// What the link's thread does when the connection is lost and comes back: to a lender that has
-    /// `kept` the session, or not.
+    /// The work of the link's thread when the connection is lost and comes back: to a lender that
+    /// has `kept` the session, or not.
     fn lose_lender(&self, kept: bool) {
         let _link = self.link.lock();
         let catalog = &self.core.catalog;
@@ -310,7 +312,7 @@ impl World {
         }
     }
 
-    /// Nothing is under way any more: everything must agree.
+    /// Nothing is in progress any more: everything must agree.
     fn check_end(&self) {
         self.take_events();
         self.take_answers();
@@ -346,8 +348,8 @@ fn together(world: &Arc<World>, threads: Vec<Box<dyn FnOnce(&World) + Send>>) {
     world.check_end();
 }
 
-/// READs, writes of both kinds and evictions of the same pages, while events are dealt with and
-/// puts answered.
+/// READs, writes of both kinds and evictions of the same pages, while events are processed and puts
+/// answered.
 #[test]
 fn no_read_is_stale() {
     for strategy in [Strategy::Exclusive, Strategy::NonInclusive] {
@@ -374,7 +376,7 @@ fn no_read_is_stale() {
     }
 }
 
-/// READs that are answered together, beside what changes and evicts their pages.
+/// READs that are answered together, while other threads change and evict their pages.
 #[test]
 fn no_read_of_a_batch_is_stale() {
     for strategy in [Strategy::Exclusive, Strategy::NonInclusive] {
@@ -424,8 +426,8 @@ fn a_lost_lender_costs_no_byte() {
     });
 }
 
-/// Files adopted, retired and deleted from several threads, beside the one that is in use: no key
-/// is given twice, no file in use is lost, and nothing stays on the account.
+/// Files adopted, retired and deleted by several threads, next to the one that is in use. No key is
+/// given out twice, no file in use is lost, and the totals return to zero.
 #[test]
 fn files_come_and_go() {
     check(|| {
@@ -457,7 +459,7 @@ fn files_come_and_go() {
             let _ = world.core.catalog.census();
         }));
         threads.push(Box::new(|world| world.take_answers()));
-        // Evictions that are heard of late, of files that may be gone.
+        // Late evictions, of files that may be gone.
         threads.push(Box::new(|world| {
             for key in 2..5 {
                 let _ = world.core.evicted(FileKey(key), 9, 0, Some(&page(9)), GROUP);
@@ -468,7 +470,7 @@ fn files_come_and_go() {
     });
 }
 
-/// Shuttle's own condition variable is what the waits above rely on.
+/// The waits above rely on shuttle's own condition variable.
 #[test]
 fn a_wait_ends_with_its_notice() {
     check(|| {

@@ -1,19 +1,19 @@
-//! The borrower keeps the pages that the kernel evicts in the memory of lenders, and answers misses
-//! from there.
+//! The borrower stores the pages that the kernel evicts in the memory of lenders, and answers
+//! misses from there.
 //!
-//! Logic, without sockets, clocks and threads, is apart from the edge, where those are:
+//! The logic, without sockets, clocks and threads, is separate from the edge, which has them:
 //!
 //! | folder | logic | edge |
 //! |---|---|---|
 //! | [`catalog`] | where each page is, and which events and copies count | |
-//! | [`read`] | the state machine of a READ, batches of READs | who serves them |
+//! | [`read`] | the state machine of a READ, batches of READs | the threads that serve them |
 //! | [`put`] | buffers, choice of lender, quotas | control groups |
 //! | [`policy`] | decisions that cost or save time, and never a byte | |
 //! | `net` | | the links to the lenders |
 //!
 //! [`mod@core`] joins the logic, and [`Borrower`] both.
 //!
-//! What it promises: [`Borrower::read_all`] returns what a read of the backing file would return. A
+//! The promise: [`Borrower::read_all`] returns what a read of the backing file would return. A
 //! failure of a lender, of the network or of the eviction tap is a miss, never an error.
 
 mod backing;

@@ -1,4 +1,4 @@
-//! What the borrower counts: each metric declared once, with its unit and meaning.
+//! The borrower's counters: each metric is declared once, with its unit and meaning.
 
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds to it.
+    /// Adds `count`.
     pub fn add(&self, count: u64) {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
@@ -19,40 +19,40 @@ impl Counter {
         self.add(1);
     }
 
-    /// Its value.
+    /// Returns the value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Upper bounds of a [`Histogram`]'s buckets, in microseconds: from less than a network near by
-/// takes to more than a lender is waited for.
+/// Upper bounds of a [`Histogram`]'s buckets, in microseconds: from less than a round trip in a
+/// nearby network to more than the time limit of a get.
 pub const BOUNDS_US: [u64; 16] =
     [10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000];
 
-/// How long something took, each time since the beginning. (What it takes lately is in
+/// The distribution of all times of an operation since the start. (Recent times are in
 /// `policy/latencies.rs`.)
 #[derive(Default)]
 pub struct Histogram {
-    /// For each bound, and for what was above the last.
+    /// The count for each bound, and the count of times above the last one.
     counts: [AtomicU64; BOUNDS_US.len() + 1],
     sum_ns: AtomicU64,
 }
 
-/// A histogram as it was at a moment.
+/// A snapshot of a histogram.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Times {
     /// Upper bounds of the buckets, in microseconds.
     pub bounds_us: Vec<u64>,
-    /// How many took no longer than this bound, and longer than the one before; the last: longer
-    /// than all bounds.
+    /// For each bound, the number of times up to this bound and above the previous one. The last
+    /// number: times above all bounds.
     pub counts: Vec<u64>,
-    /// All of it together, in nanoseconds.
+    /// The sum of all times, in nanoseconds.
     pub sum_ns: u64,
 }
 
 impl Histogram {
-    /// It took so long.
+    /// Records one time.
     pub fn note(&self, took: Duration) {
         let ns = took.as_nanos() as u64;
         let bucket = BOUNDS_US.partition_point(|bound| bound * 1000 < ns);
@@ -60,7 +60,7 @@ impl Histogram {
         self.sum_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// As it is now.
+    /// Returns a snapshot.
     pub fn read(&self) -> Times {
         Times {
             bounds_us: BOUNDS_US.to_vec(),
@@ -77,7 +77,7 @@ macro_rules! metrics {
         pub struct Metrics { $(#[doc = $meaning] pub $name: Counter,)* }
 
         impl Metrics {
-            /// Name, meaning and value of each.
+            /// Returns the name, meaning and value of each counter.
             pub fn all(&self) -> Vec<(&'static str, &'static str, u64)> {
                 vec![$((stringify!($name), $meaning, self.$name.get()),)*]
             }

@@ -1,4 +1,4 @@
-//! These types count what is under way, and measure reads of the directory below.
+//! Counts of operations in progress, and the speed of reads of the backing directory.
 
 use crate::policy::hedging::{LATE_PERCENT, late_us};
 use crate::policy::latencies::{LatenciesBySize, Size};
@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use sync::Mutex;
 
-/// How many of something are under way.
+/// The number of operations of a kind in progress.
 #[derive(Default)]
 pub(crate) struct UnderWay(AtomicU32);
 
-/// One of them, until it is dropped.
+/// One operation in progress, until it is dropped.
 pub(crate) struct OneUnderWay<'a> {
     all: &'a UnderWay,
-    /// Those that were when it began, with this one.
+    /// The number of operations in progress when this one began, with this one.
     count: u32,
 }
 
@@ -24,7 +24,7 @@ impl UnderWay {
 }
 
 impl OneUnderWay<'_> {
-    /// Its part of the time that it took: those under way share the time.
+    /// Returns this operation's part of its time, because operations in progress share the time.
     pub(crate) fn part(&self, took: Duration) -> Duration {
         took / self.count
     }
@@ -36,11 +36,11 @@ impl Drop for OneUnderWay<'_> {
     }
 }
 
-/// What reads of the directory below take lately.
+/// The recent times of reads of the backing directory.
 #[derive(Default)]
 pub(crate) struct Disk {
     latencies: Mutex<LatenciesBySize>,
-    /// After how many microseconds a get is late; 0: nothing is known.
+    /// The number of microseconds after which a get is late; 0: not known.
     late_us: AtomicU64,
 }
 
@@ -57,7 +57,7 @@ impl Disk {
         self.latencies.lock().of(size).mean_us()
     }
 
-    /// After how long a get is late.
+    /// Returns the time after which a get is late.
     pub(crate) fn late(&self) -> Duration {
         match self.late_us.load(Ordering::Relaxed) {
             0 => Duration::from_micros(late_us(None)),

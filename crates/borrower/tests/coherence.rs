@@ -1,11 +1,15 @@
-//! The catalog's coherence rules against a model of the kernel's page cache, in which everything
-//! happens in an order drawn from a seed: evictions whose events arrive late, writes and
-//! truncations overtaken by evictions, READs that race changes, writeback that lets go of its page
-//! early (kernels before 6.16), changes beside the mount, lenders that lose pages, that go away and
-//! come back with the pages, or without.
+//! The catalog's coherence rules against a model of the kernel's page cache. The order of all
+//! events comes from a seed. The model has:
 //!
-//! What is checked: a READ never gets from the pool anything but what the file below holds. And, so
-//! that the test cannot pass by never lending anything: that it does get pages from the pool.
+//! - evictions whose events arrive late;
+//! - writes and truncations overtaken by evictions;
+//! - READs that race changes;
+//! - writeback that releases its page early (kernels before 6.16);
+//! - external changes;
+//! - lenders that lose pages, or that disconnect and come back with or without their pages.
+//!
+//! The test checks that a READ gets only bytes from the pool that equal the backing file's. It also
+//! checks that READs do get pages from the pool; otherwise a pool that never lends would pass.
 //!
 //! `PUMA_SEED=n` repeats one run.
 
@@ -20,7 +24,7 @@ use std::collections::{HashMap, VecDeque};
 
 const PAGES: u64 = 12;
 
-/// One cached page: its content, and how many hold a reference or the lock.
+/// One cached page: its content, and the number of holders of a reference or the lock.
 #[derive(Clone, Copy, Debug)]
 struct Cached {
     content: u64,
@@ -37,11 +41,11 @@ enum Phase {
     Queued,
     Begun(ChangeTicket),
     Applied(ChangeTicket),
-    /// Answered, but the kernel has not dropped its pages yet.
+    /// The change is answered, but the kernel has not dropped its pages yet.
     Answered,
 }
 
-/// How often what happens, per mille: a seed draws its own, from calm to rough.
+/// The rates of events, per mille: each seed draws its own, from calm to rough.
 struct Weather {
     writes: u32,
     others: u32,
@@ -69,7 +73,7 @@ struct Model {
     lost: VecDeque<(u32, Version)>,
     doing: Vec<Doing>,
     hits: u64,
-    /// Of those, pages that were put before the lender went away and came back.
+    /// Of the hits, pages that were put before the lender was disconnected and came back.
     resumed_hits: u64,
     resumed_version: Version,
     repeated: u64,
@@ -81,8 +85,8 @@ impl Model {
         let weather = Weather {
             writes: random.u32(1..100),
             others: random.u32(0..20),
-            // Once the file was changed beside us, buffered writes are no longer trusted: half of
-            // the runs go without.
+            // After an external change buffered writes are not trusted. So half of the runs have
+            // none.
             beside: random.choice([0, 5]).unwrap_or(0),
         };
         let mut model = Model {
@@ -108,7 +112,7 @@ impl Model {
             resumed_version: Version(0),
             repeated: 0,
         };
-        // Every file is looked up, hence looked at, before it is read.
+        // Every file is looked up, and hence its stamp taken, before it is read.
         model.state.observe(model.state.moment(), model.stamp(), Writers::None, |_, _| {});
         model
     }
@@ -179,8 +183,7 @@ impl Model {
         }
         self.contents += 1;
         let content = self.contents;
-        // Old kernels' writeback lets go of the page before we have answered, but holds back READs
-        // of it.
+        // Writeback of old kernels releases the page before our answer, but blocks READs of it.
         let pinned = self.random.bool();
         for index in range.first..range.end {
             self.cache[index as usize] = Some(Cached { content, pins: u32::from(pinned) });
@@ -241,7 +244,7 @@ impl Model {
     fn come_or_go(&mut self) {
         if self.word.is_up() {
             self.word = self.word.suspend().unwrap();
-            // Puts under way arrived, or not; nobody is told.
+            // Puts in progress have arrived or not; the borrower does not learn which.
             for (_, version) in std::mem::take(&mut self.acks) {
                 if self.random.bool() {
                     self.lender.remove(&version);
@@ -253,17 +256,17 @@ impl Model {
             self.word = self.word.resume().unwrap();
             self.resumed_version = Version(self.versions);
         } else {
-            // It may be a lie: whatever it still has is of no use, and must do no harm.
+            // The lender may lie: pages that it still has are of no use, and must do no harm.
             self.word = self.word.lost().unwrap().up().unwrap();
             let word = self.word;
             self.state.sweep(|place| standing(word)(place) != Standing::Lost);
         }
     }
 
-    /// Somebody writes to the file below; then the file is opened, and the kernel drops what it
-    /// caches.
+    /// An external writer changes the backing file. Then the file is opened, and the kernel drops
+    /// its cached pages.
     fn change_beside(&mut self) {
-        // The promise is close-to-open: who writes on both sides at once is on his own.
+        // The promise is close-to-open: concurrent writes on both sides are not covered.
         while !self.doing.is_empty() {
             self.advance();
         }
@@ -325,7 +328,7 @@ impl Model {
                         self.repeated += 1;
                         let range = *range;
                         if !self.begin_read(range) {
-                            // It would wait; let it go instead, unanswered.
+                            // The READ would wait; it ends unanswered instead.
                             (range.first..range.end).for_each(|index| self.locked[index as usize] = false);
                         }
                     }
@@ -372,7 +375,7 @@ impl Model {
                     self.state.end_change(ticket, Ended::Other, Some(stamp), self.consumed, true);
                 }
                 Phase::Answered => {
-                    // The kernel waits for pages that are locked or under writeback, then drops
+                    // The kernel waits for pages that are locked or under writeback, and then drops
                     // them too.
                     finished = true;
                     for index in range.first..range.end {
@@ -414,8 +417,8 @@ fn a_read_never_gets_a_stale_page_from_the_pool() {
     assert!(hits > 10_000 || fixed.is_some(), "only {hits} pages came from the pool: the test proves nothing");
 }
 
-/// Two rules matter only where changes of a file overlap. The mount's do not, so that the
-/// simulation of whole pools cannot notice when they are broken: this model must.
+/// Two rules matter only if changes of a file overlap. The mount's changes do not overlap, so the
+/// simulation of whole pools cannot detect that these rules are broken. This model must.
 #[test]
 fn rules_of_overlapping_changes_are_needed() {
     for rule in [Rule::Older, Rule::Lifted] {
@@ -426,7 +429,7 @@ fn rules_of_overlapping_changes_are_needed() {
                 let mut model = Model::new(*seed);
                 (0..4000).for_each(|_| model.step());
             };
-            // In a thread of its own: the rule is broken in that alone.
+            // In a thread of its own, because a rule is broken for one thread only.
             std::thread::scope(|scope| scope.spawn(run).join()).is_err()
         });
         println!("R{} {rule:?} is caught by the seed {}", rule as u8, caught.expect("its removal is noticed"));

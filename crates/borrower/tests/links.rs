@@ -1,5 +1,5 @@
-//! Which lenders a borrower has to do with: none that returns what does not verify, none twice, and
-//! none that is as slow as another one was.
+//! The lenders that a borrower uses: none that returns bad pages, none twice, and none that is
+//! judged by the speed of an earlier one.
 
 mod odd_lender;
 
@@ -37,7 +37,7 @@ fn resume(lenders: &[LenderAddress], gate: Option<borrower::gate::Config>, sessi
     Borrower::start(config, None).unwrap()
 }
 
-/// Waits until the lenders are as they should be.
+/// Waits until the lenders are in the given state.
 fn wait_for(borrower: &Borrower, what: &str, state: impl Fn(&[LenderStatus]) -> bool) -> Vec<LenderStatus> {
     assert!(testbed::wait_until(PATIENCE, || state(&borrower.lenders())), "no {what}: {:?}", borrower.lenders());
     borrower.lenders()
@@ -61,7 +61,7 @@ fn a_lender_with_broken_memory_is_abandoned() {
         assert!(testbed::wait_until(PATIENCE, || borrower.puts_under_way() == 0));
     };
     wait_for(&borrower, "lender", |lenders| lenders[0].state == "used");
-    // Lent by the first READ, found bad by the second, which lends it anew.
+    // The first READ lends the pages. The second finds them bad, and lends them again.
     for bad_pages in [0, 0, PAGES] {
         let status = &borrower.lenders()[0];
         assert_eq!((status.state, status.bad_pages), ("used", bad_pages as u64));
@@ -76,7 +76,7 @@ fn a_lender_with_broken_memory_is_abandoned() {
     read();
     assert_eq!(borrower.metrics().bad_pages.get(), 2 * PAGES as u64, "it is not asked");
     assert_eq!((lender.connections.load(Ordering::SeqCst), borrower.lenders()[0].connects), (connections, 1));
-    // An administrator who changes the list has looked at it.
+    // An administrator who changes the list forgives the lender.
     borrower.set_lenders(&[]);
     borrower.set_lenders(&address);
     wait_for(&borrower, "lender again", |lenders| lenders[0].state == "used" && lenders[0].bad_pages == 0);
@@ -86,7 +86,7 @@ fn a_lender_with_broken_memory_is_abandoned() {
 #[test]
 fn a_lender_in_the_place_of_a_slow_one_is_used() {
     let folder = testbed::Scratch::new("slow-and-fast").unwrap();
-    // What a ping of the fast one takes on a busy machine is not held against it.
+    // The thresholds are high enough for pings of the fast lender on a busy machine.
     let thresholds = |upper_us, lower_us| borrower::gate::Thresholds { upper_us, lower_us };
     let gate = borrower::gate::Config { short: thresholds(40_000, 30_000), long: thresholds(500_000, 400_000) };
     let too_slow = 3 * Duration::from_micros(gate.short.upper_us);
@@ -98,7 +98,7 @@ fn a_lender_in_the_place_of_a_slow_one_is_used() {
     let below = Arc::new(InMemory::new(vec![7; PAGE_SIZE]));
     let has_lent = || {
         let lender = &borrower.lenders()[0];
-        // Another file each time, as what was tried once is not tried again.
+        // Another file each time, because a file that was tried once is not tried again.
         let inode = borrower.census().files + 1;
         let file = borrower.adopt(FileIdentity { device: 1, inode, generation: 1 });
         read(&borrower, &file, &below, &[0], PAGE_SIZE);
@@ -128,11 +128,11 @@ fn two_addresses_of_one_lender_are_one_lender() {
     let lenders = wait_for(&borrower, "choice", one_of_both);
     assert!(testbed::wait_until(PATIENCE, || handle.status().borrowers == 1), "{:?}", handle.status());
     assert_eq!(lenders.iter().map(|lender| lender.connects).sum::<u64>(), 1);
-    // When the one that is used leaves the list, the other one takes its place.
+    // When the link in use leaves the list, the other one takes its place.
     let used = lenders.iter().position(|lender| lender.state == "used").unwrap();
     borrower.set_lenders(&addresses[1 - used..][..1]);
     wait_for(&borrower, "other address", |lenders| lenders.len() == 1 && lenders[0].state == "used");
-    // And it is refused when it comes back.
+    // When the first address comes back, it is refused.
     borrower.set_lenders(&addresses);
     wait_for(&borrower, "choice of before", one_of_both);
     borrower.stop();
@@ -140,7 +140,7 @@ fn two_addresses_of_one_lender_are_one_lender() {
     serving.join().unwrap();
 }
 
-/// Files that were not read before, four pages each, until each lender was put some.
+/// Reads new files, four pages each, until each lender has got some puts.
 fn lend(borrower: &Arc<Borrower>, inodes: &mut Range<u64>) {
     let below = Arc::new(InMemory::new(vec![7; 4 * PAGE_SIZE]));
     let before: Vec<u64> = borrower.lenders().iter().map(|lender| lender.put_pages).collect();
@@ -175,14 +175,14 @@ fn who_was_set_back_to_an_earlier_state_begins_anew() {
     let first = start(None);
     lend(&first, &mut inodes);
     let snapshot = first.stop_for_successor();
-    // It goes on, and both lenders get more.
+    // The mount continues, and both lenders get more pages.
     let second = start(Some(snapshot.clone()));
     lend(&second, &mut inodes);
     let later = second.stop_for_successor();
     assert_eq!(names(&later), names(&snapshot), "both were resumed");
     let kept_pages = stored_pages();
 
-    // The machine is set back to before that.
+    // The machine is set back to the earlier state.
     let set_back = start(Some(snapshot.clone()));
     lend(&set_back, &mut inodes);
     assert!(stored_pages().iter().zip(&kept_pages).all(|(now, before)| now > before), "what was kept is left alone");
@@ -190,15 +190,15 @@ fn who_was_set_back_to_an_earlier_state_begins_anew() {
     let skipped = ahead.next_version.0 - later.next_version.0;
     assert!(((1 << 32)..(1 << 34)).contains(&skipped), "once for all lenders: {ahead:?}");
     assert!(names(&ahead).iter().all(|name| !names(&snapshot).contains(name)), "neither was resumed");
-    // A lender that has what it knows of resumes it still.
+    // A lender still resumes the session for the rightful daemon.
     let rightful = start(Some(later.clone()));
     assert_eq!(names(&rightful.stop_for_successor()), names(&later));
     handles.iter().for_each(|handle| handle.shutdown());
     serving.into_iter().for_each(|serving| serving.join().unwrap());
 }
 
-/// Passes everything on to a lender and back, and knows the names of the sessions; while it is
-/// closed it lets nobody through.
+/// A proxy in front of a lender, which also records the names of the sessions. While it is closed
+/// it accepts no connection.
 struct Gate {
     address: std::net::SocketAddr,
     names: Arc<Mutex<Vec<[u8; 16]>>>,
@@ -237,7 +237,7 @@ impl Gate {
         gate
     }
 
-    /// Ends all connections, and lets nobody through until it is opened.
+    /// Ends all connections, and accepts none until the gate is opened.
     fn close(&self) {
         self.is_open.store(false, Ordering::SeqCst);
         for stream in self.passing.lock().unwrap().drain(..) {
@@ -246,7 +246,7 @@ impl Gate {
     }
 }
 
-/// Puts a page of that version under the name of a session.
+/// Puts a page with that version under the name of a session.
 fn put_as(lender: &str, session: [u8; 16], version: u64) {
     let mut stream = TcpStream::connect(lender).unwrap();
     let mut say = |kind, items, request, body: &[&[u8]]| {
@@ -282,14 +282,14 @@ fn who_finds_his_session_gone_on_gives_up_what_all_lenders_have() {
     let last_name = || *gate.names.lock().unwrap().last().unwrap();
     let name = last_name();
 
-    // Cut off, with nobody ahead: it resumes.
+    // Disconnected, and no other process has used the session: the link resumes it.
     gate.close();
     wait_for(&borrower, "loss", |lenders| lenders[0].state != "used");
     gate.is_open.store(true, Ordering::SeqCst);
     wait_for(&borrower, "lender again", are_used);
     assert!(last_name() == name && borrower.census().live_pages > 0);
 
-    // Cut off, and somebody else who knows the name puts a later version meanwhile.
+    // Disconnected, and meanwhile another process with the session's name puts a later version.
     gate.close();
     wait_for(&borrower, "loss", |lenders| lenders[0].state != "used");
     put_as(&gated, name, 1 << 40);
@@ -300,7 +300,7 @@ fn who_finds_his_session_gone_on_gives_up_what_all_lenders_have() {
     });
     assert_eq!(borrower.census().live_pages, 0, "also what the other lender has");
     assert!(last_name() != name);
-    // And it is as useful as ever.
+    // The borrower is still useful.
     lend(&borrower, &mut inodes);
     assert!(borrower.census().live_pages > 0);
     borrower.stop();

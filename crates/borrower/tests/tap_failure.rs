@@ -1,4 +1,5 @@
-//! Evictions that are not seen any more: an exclusive pool must not run dry without a word.
+//! The tap fails, so evictions are not seen any more. An exclusive pool must not run empty without
+//! a message.
 
 mod odd_lender;
 
@@ -15,15 +16,15 @@ use tap::{CopyHints, Counters, Eviction, EvictionSource, Positions};
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAGES: usize = 64;
 
-/// What a tap hands out next.
+/// The next action of the tap.
 enum Word {
     /// The pages of the file with that key are evicted.
     Evicted(u32, Vec<u8>),
-    /// It fails.
+    /// The tap fails.
     Fails,
 }
 
-/// A tap that is told what happens.
+/// A tap that the test controls.
 struct Tap {
     words: Receiver<Word>,
     handed_out: Arc<HandedOut>,
@@ -72,7 +73,7 @@ impl EvictionSource for Tap {
     }
 }
 
-/// A borrower, exclusive, with a lender of its own.
+/// Starts an exclusive borrower with a lender of its own.
 fn start(may_fill_on_read: bool) -> (Arc<Borrower>, Sender<Word>) {
     let server = odd_lender::real_lender();
     let address = server.local_address().clone();
@@ -129,7 +130,7 @@ fn a_tap_that_fails_does_not_drain_the_pool() {
             read();
             assert_eq!((lent(), from_lender() - before), (PAGES as u64, round * PAGES as u64), "they stay there");
         }
-        // What was not lent yet.
+        // A file that was not lent yet.
         let other = borrower.adopt(FileIdentity { device: 1, inode: 2, generation: 1 });
         borrower.set_borrowing(true);
         assert!(odd_lender::read(&borrower, &other, &below, &[0], bytes.len())[0] == bytes);

@@ -1,5 +1,5 @@
-//! READs that are there at once: one question for those that a lender has, each answered once and
-//! rightly, whatever becomes of the question.
+//! READs that are available at once: one request for those that a lender has. Each is answered once
+//! and correctly, whatever happens to the request.
 
 mod odd_lender;
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAGES: usize = 3 * BATCH_READS_MAX;
 
-/// A borrower, and a lender that has all pages of a file, whose last page is not whole.
+/// A borrower, and a lender that has all pages of a file, whose last page is partial.
 struct World {
     borrower: Arc<Borrower>,
     lender: Arc<OddLender>,
@@ -50,20 +50,21 @@ impl World {
         world
     }
 
-    /// Reads all of it in one piece, so that the lender has all.
+    /// Reads all of the file in one READ, so the lender has all pages.
     fn lend(&self) {
         let whole = read(&self.borrower, &self.file, &self.below, &[0], PAGES * PAGE_SIZE);
         assert!(whole[0] == self.below.bytes());
         assert!(testbed::wait_until(PATIENCE, || self.borrower.puts_under_way() == 0));
     }
 
-    /// Reads all of it by pages, which are there at once, beginning in the middle. Returns the
-    /// messages and the pages of that.
+    /// Reads all of the file by pages, which are available at once, beginning in the middle.
+    /// Returns the numbers of messages and of pages that this took.
     fn read(&self) -> (u64, u64) {
         self.read_as(false)
     }
 
-    /// Reads all of it by pages, with questions asked before others are answered, or not.
+    /// Reads all of the file by pages. `is_eager`: further requests are sent before earlier ones
+    /// are answered.
     fn read_as(&self, is_eager: bool) -> (u64, u64) {
         let metrics = self.borrower.metrics();
         let count = || (metrics.get_messages.get(), metrics.lender_pages.get());
@@ -92,7 +93,8 @@ fn one_question_for_many() {
     }
 }
 
-/// A READ that is not all there ends the question before it, and is answered from below.
+/// A READ that is not all at the lender ends the request before it, and is answered from the
+/// backing file.
 #[test]
 fn what_was_changed_is_read_alone() {
     let world = World::new(Strategy::NonInclusive, false);
@@ -101,8 +103,8 @@ fn what_was_changed_is_read_alone() {
     world.borrower.change(&world.file, Change::Other { start, end }, stamp).applied(stamp, None);
     let (messages, pages) = world.read();
     assert_eq!(pages, PAGES as u64 - 1);
-    // What was begun when the changed page came is asked for then, and what is behind it begins
-    // anew.
+    // The READs before the changed page are requested when it comes; the READs behind it begin a
+    // new batch.
     let before = PAGES / 2 + 5;
     let expected = before.div_ceil(REQUEST_READS_MAX) + (PAGES - 1 - before).div_ceil(REQUEST_READS_MAX);
     assert_eq!(messages, expected as u64);
@@ -112,8 +114,8 @@ fn what_was_changed_is_read_alone() {
 fn what_the_lender_has_not_is_read_below() {
     let world = World::new(Strategy::NonInclusive, false);
     world.lender.behave(Manner::Forgets);
-    // Of each question half are missing; and after such an answer a READ is asked for alone, whose
-    // one page is there.
+    // Half of the pages of each request are missing. After such a response a READ is requested
+    // alone, and its one page is there.
     let (messages, pages) = world.read();
     let (mut expected_messages, mut expected_pages, mut left) = (0, 0, PAGES);
     while left > 0 {
@@ -129,8 +131,8 @@ fn what_the_lender_has_not_is_read_below() {
     assert!(world.borrower.metrics().bad_pages.get() >= PAGES as u64 / 2);
 }
 
-/// One of several is changed after they were asked for: it alone is read again, and none shows what
-/// was there before.
+/// One page is changed after the batch was requested. Only its READ is repeated, and no READ
+/// returns the old bytes.
 #[test]
 fn what_changes_meanwhile_is_read_again() {
     for strategy in [Strategy::NonInclusive, Strategy::Exclusive] {
@@ -168,7 +170,8 @@ fn a_lender_that_hangs_up_is_a_miss_for_all() {
     }
 }
 
-/// One in which a late get is raced: gets that came in time have earned the hedges.
+/// Returns a world in which a late get is raced: earlier gets in time have filled the budget of
+/// hedges.
 fn hedging() -> World {
     let world = World::new(Strategy::NonInclusive, true);
     for _ in 0..200 {
@@ -187,15 +190,15 @@ fn a_late_answer_is_waited_for_by_none() {
         assert_eq!(world.read_as(is_eager).1, 0);
         assert!(won.get() > before, "the disk was asked, and was first");
         world.lender.behave(Manner::Honest);
-        // What nobody waits for any longer is thrown away, all of it, and then the connections are
+        // Responses without a waiting reader are discarded completely; then the connections are
         // good again.
         let is_there = || (0..200).any(|_| world.read_as(is_eager).1 == PAGES as u64);
         assert!(testbed::wait_until(PATIENCE, is_there));
     }
 }
 
-/// What a late answer is raced for is all of its READ that is not there yet, also what comes in
-/// other messages: it is read below once.
+/// The race for a late response covers all missing pages of its READ, also those of other messages:
+/// the backing file is read once.
 #[test]
 fn what_was_raced_is_not_read_again() {
     let world = hedging();
@@ -209,7 +212,7 @@ fn what_was_raced_is_not_read_again() {
     world.lender.behave(Manner::Honest);
 }
 
-/// A long question leaves in several messages, whose answers come one after the other.
+/// A long request is sent as several messages, whose responses come one after the other.
 #[test]
 fn a_long_question_is_cut() {
     for (manner, expected_pages) in

@@ -6,9 +6,9 @@
 //! are compared only with reads of their own size.
 //!
 //! The average is over time, not over a number of reads. A disk with a limit of reads a second
-//! answers some hundreds of them at once, and then none for a tenth of a second (blk-throttle,
-//! Linux 6.18, grants slices of 100 ms; limits of cloud disks do likewise). At any moment the last
-//! dozens of reads were quick ones.
+//! answers some hundreds of them at once. Then it answers none for a tenth of a second
+//! (blk-throttle, Linux 6.18, grants slices of 100 ms; limits of cloud disks do likewise). At any
+//! moment the last dozens of reads were quick ones.
 
 use std::time::{Duration, Instant};
 

@@ -1,12 +1,12 @@
 //! READs that are answered by one request to a lender.
 //!
-//! Most of what a page from a lender costs is the way there and back: system calls, and threads
-//! that are woken. So READs are asked for together if one lender has all pages of each. Their
-//! buffers lie one behind the other in one buffer. The responses belong to their pages in the order
-//! in which they were asked for, and may end in the middle of a READ.
+//! Most of the cost of a page from a lender is the round trip: system calls, and waking threads. So
+//! READs are requested together if one lender has all pages of each. Their buffers lie one behind
+//! the other in one buffer. The responses belong to their pages in the order of the requests, and
+//! may end in the middle of a READ.
 //!
-//! The batch does no input and output. What must never happen: a response that counts for another
-//! READ than the one whose pages were asked for.
+//! Pure logic: no I/O. The invariant: a response counts only for the READ whose pages were
+//! requested.
 
 use crate::catalog::File;
 use crate::catalog::file::FileState;
@@ -17,24 +17,24 @@ use std::ops::Range;
 use sync::MutexGuard;
 use wire::{ITEMS_MAX, WireKey};
 
-/// READs of a batch at the most.
+/// The maximum number of READs of a batch.
 pub const BATCH_READS_MAX: usize = 32;
 
-/// Pages of a batch at the most.
+/// The maximum number of pages of a batch.
 const BATCH_PAGES_MAX: usize = 256;
 const _: () = assert!(BATCH_PAGES_MAX <= ITEMS_MAX);
 
-/// The lender's response, or why there is none, to the next pages that were asked for.
+/// The lender's response to the next requested pages, or the reason why there is none.
 #[derive(Debug)]
 pub enum Response<'a> {
-    /// What became of each page. Their bytes are in the buffer.
+    /// The result for each page. The bytes are in the buffer.
     Answered(&'a [PageResult]),
     /// The request could not be sent.
     NotAsked,
-    /// No response comes to the rest.
+    /// The rest will get no response.
     Failed,
-    /// The response to the rest is late. The backing file may have been read for the first READ
-    /// that was not answered, in the place of the lender.
+    /// The response to the rest is late. The backing file may have been read instead, for the first
+    /// READ that was not answered.
     Late(Option<RacedRead>),
 }
 
@@ -49,28 +49,27 @@ impl<'a> From<Response<'a>> for Event<'a, '_> {
     }
 }
 
-/// READs that are under way together. To be used again, so that nothing is allocated while READs
-/// are answered.
+/// READs in progress together. The structure is reused, so answering READs allocates nothing.
 #[derive(Default)]
 pub struct ReadBatch {
-    /// Those of the batch; behind them, the one that joined last and is not of it.
+    /// The READs of the batch. Behind them is the one that last tried to join and could not.
     readings: Vec<ReadState>,
-    /// Where the bytes of each begin in the buffer, and the end of the last one.
+    /// The range of each READ in the buffer, in bytes.
     places: Vec<Range<usize>>,
     lender: Option<u8>,
     keys: Vec<WireKey>,
-    /// Where in the buffer the page of each key goes.
+    /// The place in the buffer for the page of each key, in bytes.
     key_places: Vec<usize>,
-    /// READs and pages that were asked for.
+    /// The numbers of READs and of pages that were requested.
     asked: usize,
     asked_pages: usize,
-    /// READs all of whose pages were answered, and all pages that were.
+    /// The number of READs all of whose pages were answered, and the number of all answered pages.
     answered: usize,
     answered_pages: usize,
 }
 
 impl ReadBatch {
-    /// An empty batch. What was under way in the one before must have ended.
+    /// Empties the batch. Its READs must have ended.
     pub fn clear(&mut self) {
         let readings = std::mem::take(&mut self.readings);
         let (mut places, mut keys) = (std::mem::take(&mut self.places), std::mem::take(&mut self.keys));
@@ -81,26 +80,27 @@ impl ReadBatch {
         *self = ReadBatch { readings, places, keys, key_places, ..ReadBatch::default() };
     }
 
-    /// READs of the batch.
+    /// Returns the number of READs of the batch.
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Whether it has no READs.
+    /// Returns whether the batch has no READs.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// The lender that has the pages of all of them.
+    /// Returns the lender that has the pages of all READs.
     pub fn lender(&self) -> Option<u8> {
         self.lender
     }
 
-    /// A READ, the kernel's `request` of `len` bytes at `offset`, begins with its file locked.
-    /// True: it is one of the batch, and its pages are among those that are asked for next. False:
-    /// one lender does not have all of it, or another one, or the buffer of `buf_bytes` has no
-    /// room, or it has to wait for a change. Then [`ReadBatch::reading`] of the number behind the
-    /// last one of the batch goes on with [`Event::Go`], and no READ may join until that has ended.
+    /// A READ, the kernel's `request` of `len` bytes at `offset`, begins while its file is locked.
+    /// Returns true if the READ joins the batch: its pages are in the next request. Returns false
+    /// if no lender has all of it, or another lender than the batch's. So it does if the buffer of
+    /// `buf_bytes` has no room, or if the READ must wait for a change. Then the caller continues
+    /// [`ReadBatch::reading`], with the number behind the last READ of the batch, with
+    /// [`Event::Go`]. No READ may join until that has ended.
     pub fn join<'f>(
         &mut self,
         core: &Core,
@@ -127,7 +127,7 @@ impl ReadBatch {
         else {
             return false;
         };
-        // There is nothing to fill in where a lender has all.
+        // If a lender has all pages, there is nothing to fill in.
         if !matches!(reading.step(core, file, Event::Fill, &mut []), Step::Ask(_)) {
             return false;
         }
@@ -138,12 +138,12 @@ impl ReadBatch {
         true
     }
 
-    /// The pages of the READs that have joined since the last [`ReadBatch::asked`].
+    /// Returns the pages of the READs that have joined since the last [`ReadBatch::asked`].
     pub fn request(&self) -> &[WireKey] {
         &self.keys[self.asked_pages..]
     }
 
-    /// [`ReadBatch::request`] was sent. `file` is that of each READ.
+    /// [`ReadBatch::request`] was sent. `file` returns the file of each READ.
     pub fn asked<'f>(&mut self, core: &Core, file: impl Fn(usize) -> &'f File) {
         for nth in self.asked..self.places.len() {
             self.readings[nth].step(core, file(nth), Event::Asked, &mut []);
@@ -151,23 +151,24 @@ impl ReadBatch {
         (self.asked, self.asked_pages) = (self.places.len(), self.keys.len());
     }
 
-    /// The first READ that waits for a response; if none does, the number of READs.
+    /// Returns the number of the first READ that waits for a response; if none does, the number of
+    /// READs.
     pub fn first_unanswered(&self) -> usize {
         self.answered
     }
 
-    /// Where in the buffer the pages go that were not answered yet.
+    /// Returns the places in the buffer, in bytes, of the pages that were not answered yet.
     pub fn unanswered(&self) -> &[usize] {
         &self.key_places[self.answered_pages..]
     }
 
-    /// Pages that were answered.
+    /// Returns the number of answered pages.
     pub fn answered_pages(&self) -> usize {
         self.answered_pages
     }
 
-    /// The response to the next pages. Returns how many pages do not verify. `buf` is that of all
-    /// READs.
+    /// Handles the response to the next pages. `buf` is the buffer of all READs. Returns the number
+    /// of pages that do not verify.
     pub fn answered<'f>(
         &mut self,
         core: &Core,
@@ -199,17 +200,17 @@ impl ReadBatch {
         bad_pages
     }
 
-    /// A READ of the batch, or the one behind it ([`ReadBatch::join`]).
+    /// Returns a READ of the batch, or the one behind it ([`ReadBatch::join`]).
     pub fn reading(&mut self, nth: usize) -> &mut ReadState {
         &mut self.readings[nth]
     }
 
-    /// Where the bytes of a READ of the batch are in the buffer.
+    /// Returns the range of a READ of the batch in the buffer, in bytes.
     pub fn place(&self, nth: usize) -> Range<usize> {
         self.places[nth].clone()
     }
 
-    /// Whether the lender had all pages of that READ.
+    /// Returns whether the lender had all pages of that READ.
     pub fn is_filled(&self, nth: usize) -> bool {
         self.readings[nth].is_filled()
     }

@@ -1,4 +1,4 @@
-//! Answering a READ: drives a [`ReadState`] with the lenders' connections and the file below.
+//! Answers a READ: drives a [`ReadState`] with the lenders' connections and the backing file.
 
 use crate::policy::latencies::Size;
 use crate::read::pipeline::Pipeline;
@@ -9,34 +9,34 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a READ waits for a change of its pages that is being applied below. It depends on
-/// nothing but the file system below, never on the kernel's FUSE pages, so it ends; the limit is
-/// for a disk that hangs, on which the READ would hang too.
+/// How long a READ waits for a change of its pages that is being applied to the backing file. The
+/// change depends only on the backing file system, never on the kernel's FUSE pages, so it ends.
+/// The limit is for a disk that hangs; the READ would hang on it, too.
 const CHANGE_WAIT: Duration = Duration::from_secs(30);
 
 /// A READ out of the kernel's page cache (never a direct one).
 pub struct ReadRequest<B> {
-    /// What is read.
+    /// The file.
     pub file: Arc<File>,
     /// The backing file.
     pub below: Arc<B>,
-    /// The kernel's number of the READ.
+    /// The kernel's number of the request.
     pub request: u64,
-    /// Where it begins, in bytes.
+    /// The first byte.
     pub offset: u64,
-    /// How much is asked for, in bytes.
+    /// The requested length in bytes.
     pub len: usize,
 }
 
-/// One READ.
+/// The driver of one READ.
 pub(crate) struct ReadDriver<'a, B> {
     pub(crate) borrower: &'a Borrower,
     pub(crate) read: &'a ReadRequest<B>,
 }
 
 impl<B: BackingFile> ReadDriver<'_, B> {
-    /// Does what the state machine asks for, from where it is, until the READ is answered. `buf` is
-    /// as long as the READ. Returns the bytes read, which are fewer than asked for only at the end
+    /// Does the steps of the state machine until the READ is answered, from any step on. `buf` is
+    /// as long as the READ. Returns the number of bytes read; fewer than requested only at the end
     /// of the file.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ impl<B: BackingFile> ReadDriver<'_, B> {
         Err(error)
     }
 
-    /// Reads below, and notes how long that takes.
+    /// Reads the backing file, and records how long that takes.
     fn read_below(&self, is_sequential: bool, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let pages = buf.len() / PAGE_SIZE;
         let (begun, under_way) = (Instant::now(), self.borrower.reads_below.begin());
@@ -129,7 +129,7 @@ impl<B: BackingFile> ReadDriver<'_, B> {
         self.borrower.below_times.note(took);
         if read > 0 {
             self.borrower.disk.note(took, begun + took, Size::of(pages, is_sequential));
-            // Pieces may have been read ahead, which takes the disk's time elsewhere.
+            // Without the pieces that may have been read ahead: those took the disk's time earlier.
             if is_sequential && Size::of(pages, false) == Size::Large {
                 self.borrower.core.stream_room.disk_took(pages, under_way.part(took));
             }

@@ -1,11 +1,11 @@
-//! Questions to one lender and their answers, on one connection.
+//! Requests to one lender and its responses, on one connection.
 //!
-//! Questions may be asked while others wait for their answers, which come in the same order. So the
-//! lender copies and sends what was asked for last while the pages before are verified and handed
-//! on; and a long question is asked in messages, for the same reason.
+//! A request may be sent while others wait for their responses, which come in the same order. So
+//! the lender copies and sends the latest pages while the borrower verifies and returns the earlier
+//! ones. For the same reason a long request is sent as several messages.
 //!
-//! Whatever goes wrong ends the pipeline for all that was not answered yet: [`Pipeline::receive`]
-//! says so from then on.
+//! An error ends the pipeline for all pages without a response: from then on [`Pipeline::receive`]
+//! returns the error at once.
 
 use crate::net::connection::{ANSWER_TIMEOUT, GetConnection};
 use crate::net::link::{Link, Taken};
@@ -25,20 +25,20 @@ use std::time::{Duration, Instant};
 use sync::polling::POLL_MAX;
 use wire::WireKey;
 
-/// Pages of a message: so many are copied, sent and verified in some tens of microseconds, beside
-/// which a message more costs little.
+/// The number of pages of a message. They are copied, sent and verified in some tens of
+/// microseconds; compared to that, one more message costs little.
 pub(crate) const MESSAGE_PAGES: usize = 16;
 
-/// Messages of one question at the most. A lender whose time or bytes are limited may have each of
-/// them wait.
+/// The maximum number of messages of one request. A lender with a limit of time or bytes may delay
+/// each of them.
 const MESSAGES_MAX: usize = 4;
 
-/// Why an pipeline is over.
+/// The reason why a pipeline has ended.
 #[derive(Clone, Copy)]
 enum Over {
-    /// It could not be asked.
+    /// The request could not be sent.
     NotAsked,
-    /// It failed: what the lender has is not known.
+    /// It failed: whether the lender has the pages is not known.
     Failed,
     /// The backing file was faster.
     Late,
@@ -54,13 +54,13 @@ impl From<Over> for Response<'_> {
     }
 }
 
-/// Questions to one lender.
+/// A pipeline of requests to one lender.
 pub(crate) struct Pipeline<'a> {
     borrower: &'a Borrower,
     state: State,
-    /// After which time an answer is late.
+    /// The time after which a response is late.
     late: Duration,
-    /// When it was asked first, and since when the next answer is waited for.
+    /// The time of the first request, and the time since when the next response is due.
     begun: Instant,
     since: Instant,
     under_way: OneUnderWay<'a>,
@@ -68,28 +68,28 @@ pub(crate) struct Pipeline<'a> {
 
 enum State {
     Open(Arc<Link>, Taken),
-    /// What becomes of all that was not answered, and of what would be asked.
+    /// The result for all pages without a response, and for further requests.
     Over(Over),
 }
 
 impl<'a> Pipeline<'a> {
-    /// With that lender, if it is there and has a connection free.
+    /// Opens a pipeline to that lender, if it is connected and has a free connection.
     pub(crate) fn with(borrower: &'a Borrower, lender: u8) -> Pipeline<'a> {
-        // Without hedges a get is waited for as long as one may take.
+        // Without hedges the reader waits as long as a get may take.
         let late = if borrower.config.hedge { borrower.disk.late() } else { ANSWER_TIMEOUT };
         let open = borrower.links.get(lender).and_then(|link| {
             let taken = link.take(late)?;
             Some(State::Open(link, taken))
         });
-        // Else there are more readers than connections, or the lender is just being lost: nothing
-        // is known of the pages.
+        // Without a connection there are more readers than connections, or the lender is just being
+        // lost. Nothing is known of the pages.
         let state = open.unwrap_or(State::Over(Over::NotAsked));
         let now = Instant::now();
         Pipeline { borrower, state, late, begun: now, since: now, under_way: borrower.exchanges.begin() }
     }
 
-    /// Asks for these pages. They are answered in messages ([`Pipeline::receive`]), behind what was
-    /// asked for before.
+    /// Requests these pages. The responses come in messages ([`Pipeline::receive`]), after those to
+    /// earlier requests.
     pub(crate) fn ask(&mut self, keys: &[WireKey]) {
         let State::Open(_, Taken { connection, .. }) = &mut self.state else { return };
         let Borrower { core, hedges, .. } = self.borrower;
@@ -106,7 +106,7 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Messages that wait for their answers.
+    /// Returns the number of messages that wait for their responses.
     pub(crate) fn under_way(&self) -> usize {
         match &self.state {
             State::Open(_, taken) => taken.connection.under_way(),
@@ -114,16 +114,17 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// What is readable when the next answer begins, and the time until it is late.
+    /// Returns the descriptor that is readable when the next response begins, and the time until it
+    /// is late.
     pub(crate) fn next_answer(&self) -> Option<(BorrowedFd<'_>, Duration)> {
         let State::Open(_, taken) = &self.state else { return None };
         Some((taken.connection.as_fd(), self.late.saturating_sub(self.since.elapsed())))
     }
 
-    /// Receives the next answer. Its pages go to the first of `places`, which are those of all that
-    /// was not answered yet. If it is late, and not too many were, the directory below is asked for
-    /// all that is not answered of this READ, `own` of `buf`, and whoever is first counts. `got`
-    /// says what became of the pages that were answered.
+    /// Receives the next response. Its pages go to the first of `places`, which are the places of
+    /// all pages without a response. If the response is late, and not too many were, the backing
+    /// file is read for all missing pages of this READ, `own` of `buf`; the first result counts.
+    /// `got` has the results of the pages in the response.
     pub(crate) fn receive<'g, B: BackingFile>(
         &mut self,
         worker: &mut impl Reads<B>,
@@ -177,7 +178,7 @@ impl<'a> Pipeline<'a> {
         Response::Failed
     }
 
-    /// Some of the pages that were received do not verify.
+    /// Reports pages of the responses that do not verify.
     pub(crate) fn returned_bad(&self, pages: u64) {
         if let State::Open(link, _) = &self.state
             && pages > 0
@@ -186,16 +187,16 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// All is answered, or nothing will be. If it was one READ that asked for so many pages, in a
-    /// stream or not, the time that it took says how lender and directory below compare at that
-    /// size.
+    /// Ends the pipeline: all requests were answered, or none will be. `asked` is set if it served
+    /// a single READ: its pages, and whether it is part of a stream. Then its time is recorded, for
+    /// comparing lender and disk at that size.
     pub(crate) fn end(self, asked: Option<(usize, bool)>) {
         let State::Open(link, taken) = self.state else { return };
         if let Some((pages, is_sequential)) = asked {
             let took = self.since - self.begun;
             link.note(took, self.since, Size::of(pages, is_sequential));
-            // Lenders do not seek: to them it is all the same whether much is read in a stream; but
-            // a piece of one takes a trip, too.
+            // Lenders do not seek: for them the speed is the same inside a stream and outside. But
+            // a small piece of a stream needs a round trip, too.
             if Size::of(pages, false) == Size::Large {
                 self.borrower.core.stream_room.lender_took(pages, self.under_way.part(took));
             }
@@ -204,16 +205,16 @@ impl<'a> Pipeline<'a> {
     }
 }
 
-/// Those of a READ's bytes, `own` of a buffer, that pages at such places are among.
+/// Returns the range of a READ's bytes, `own` of a buffer, that spans the pages at these places.
 fn own_span(places: &[usize], own: &Range<usize>) -> Range<usize> {
     let start = places.first().map_or(own.start, |first| (*first).max(own.start));
     let end = places.last().map_or(start, |last| (last + PAGE_SIZE).min(own.end));
     start - own.start..end.max(start) - own.start
 }
 
-/// Waits until an answer begins; or for that of the directory below, which is returned if it is
-/// first.
-#[allow(clippy::too_many_arguments)] // who waits for what, how long, and what else may come
+/// Waits until a response begins, or until the read of the backing directory has ended. Returns the
+/// bytes of that read if it was first.
+#[allow(clippy::too_many_arguments)] // the waiting worker, its connection, and the race
 fn wait<B: BackingFile>(
     worker: &mut impl Reads<B>,
     borrower: &Borrower,
@@ -230,7 +231,7 @@ fn wait<B: BackingFile>(
     if worker.has_time() {
         let (begun, limit) = (Instant::now(), POLL_MAX.min(late));
         let found = borrower.polling.poll(&link.patience, limit, || connection.look()).transpose()?;
-        // Where polling is in vain, it comes perhaps as soon.
+        // After spinning in vain the response may come just now.
         if found.is_some() || connection.wait(limit.saturating_sub(begun.elapsed()))? {
             return Ok(None);
         }
@@ -241,7 +242,7 @@ fn wait<B: BackingFile>(
         return Ok(None);
     }
     let Some(race) = borrower.racers.race(read.below.clone(), read.offset + span.start as u64, span.len()) else {
-        borrower.hedges.give_back(); // All who race do so already.
+        borrower.hedges.give_back(); // All threads for races are busy.
         return Ok(None);
     };
     borrower.core.metrics.hedges.one();
@@ -250,12 +251,13 @@ fn wait<B: BackingFile>(
     Ok(raced.map(|read| RacedRead { span, read }))
 }
 
-/// Waits for the lender's answer and the race. Returns what was read below, if that was first.
+/// Waits for the lender's response and the race. Returns the bytes of the backing file, if they
+/// were first.
 fn below_wins(connection: &GetConnection, race: &Race, limit: Duration) -> io::Result<Option<Vec<u8>>> {
     let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
     let mut fds = [PollFd::new(connection, PollFlags::IN), PollFd::new(race, PollFlags::IN)];
     match poll(&mut fds, Some(&limit)) {
-        // The lender's time is up, and the disk is no faster.
+        // The lender's time is over, and the disk is no faster.
         Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
         Err(error) => return Err(error.into()),
@@ -263,6 +265,6 @@ fn below_wins(connection: &GetConnection, race: &Race, limit: Duration) -> io::R
     if !fds[0].revents().is_empty() {
         return Ok(None);
     }
-    // A disk that fails is no answer: the lender's is waited for.
+    // If the disk fails, the reader goes on waiting for the lender.
     Ok(race.take().and_then(Result::ok))
 }

@@ -1,5 +1,5 @@
-//! Reads of the directory below that race a get which is late, in threads of their own: the thread
-//! that waits for the get must go on waiting.
+//! Reads of the backing directory that race a late get. They run in threads of their own, because
+//! the thread that waits for the get must go on waiting.
 
 use crate::BackingFile;
 use rustix::event::{EventfdFlags, eventfd};
@@ -10,25 +10,25 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use sync::{Condvar, Mutex};
 
-/// Reads at once. More are not raced: gets are late together when the lender is slow, and then the
-/// gate has to close.
+/// The maximum number of reads at once. Further gets are not raced: gets are late together when the
+/// lender is slow, and then the gate has to close.
 const THREADS: usize = 2;
 
-/// A read of the directory below.
+/// A read of the backing directory.
 pub(crate) struct Race {
     done: OwnedFd,
     bytes: Mutex<Option<io::Result<Vec<u8>>>>,
 }
 
 impl Race {
-    /// What was read, when it was; fewer bytes than asked for at the end of the file.
+    /// Takes the bytes, once they were read; fewer than requested only at the end of the file.
     pub(crate) fn take(&self) -> Option<io::Result<Vec<u8>>> {
         self.bytes.lock().take()
     }
 }
 
 impl AsFd for Race {
-    /// Readable when [`Race::take`] has something.
+    /// The descriptor is readable when [`Race::take`] has a result.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.done.as_fd()
     }
@@ -48,7 +48,7 @@ struct Jobs {
     stopping: bool,
 }
 
-/// The threads.
+/// The threads that read.
 #[derive(Default)]
 pub(crate) struct Racers {
     jobs: Mutex<Jobs>,
@@ -68,14 +68,14 @@ impl Racers {
         Ok(())
     }
 
-    /// Ends them, after what they are reading.
+    /// Ends the threads, after their current reads.
     pub(crate) fn stop(&self) {
         self.jobs.lock().stopping = true;
         self.work.notify_all();
         std::mem::take(&mut *self.threads.lock()).into_iter().for_each(|thread| drop(thread.join()));
     }
 
-    /// Reads `len` bytes at `offset`. None: all threads are busy.
+    /// Starts to read `len` bytes at `offset`. Returns None if all threads are busy.
     pub(crate) fn race(&self, below: Arc<dyn BackingFile>, offset: u64, len: usize) -> Option<Arc<Race>> {
         let done = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
         let mut jobs = self.jobs.lock();
@@ -104,7 +104,7 @@ impl Racers {
                 bytes
             });
             *job.race.bytes.lock() = Some(read);
-            // It can only fail by overflow.
+            // The write can fail only by overflow of the counter.
             let _ = rustix::io::write(&job.race.done, &1u64.to_ne_bytes());
             jobs = self.jobs.lock();
         }

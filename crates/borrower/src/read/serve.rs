@@ -1,15 +1,15 @@
-//! READs that are there at once, asked for in few questions.
+//! Serves READs that are available at once, with few requests to lenders.
 //!
-//! Most of what a page from a lender costs is the way there and back: system calls, and threads
-//! that are woken. So who serves takes further READs as long as there are any, all of whose pages
-//! one lender has, and asks for them together; and while that is under way, for those that have
-//! come since, so that the lender always has something to do. What reads from below, or may have to
-//! wait for anything, ends that, and is served alone, after the lender's answers.
+//! Most of the cost of a page from a lender is the round trip: system calls, and waking threads. So
+//! a worker dequeues further READs while one lender has all their pages, and sends one request for
+//! all of them. While that request is in progress, it does so for READs that have arrived since, so
+//! the lender always has work. A READ that needs the backing file, or may have to wait, ends the
+//! batch. The worker serves it alone, after the lender's responses.
 //!
-//! Where a lender does not have what it should, the READs together would read below one after the
-//! other, which others could do for them at the same time. So after an answer that was not all that
-//! was asked for, each READ is alone, until one is again. So they are where there are several
-//! lenders: the next READ is mostly another one's.
+//! If a lender lacks pages that it should have, the READs of the batch would read the backing file
+//! one after the other. Other workers could do that at the same time. So after an incomplete
+//! response each READ is served alone, until a response is complete again. With several lenders
+//! each READ is always served alone, because the next READ usually belongs to another lender.
 
 use crate::read::batch::{BATCH_READS_MAX, ReadBatch};
 use crate::read::drive::{ReadDriver, ReadRequest};
@@ -23,44 +23,45 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// READs in one question at the most.
+/// The maximum number of READs in one request.
 pub const REQUEST_READS_MAX: usize = 8;
 
-/// Messages under way while further READs are asked for.
+/// The maximum number of messages in progress while further READs are requested.
 const UNDER_WAY_MAX: usize = 2;
 
-/// The worker that serves READs: where they come from, and where their answers go.
+/// The worker that serves READs: the source of READs, and the receiver of their answers.
 pub trait Reads<B> {
-    /// The next READ that is there already, if there is one. Called up to [`BATCH_READS_MAX`]
-    /// times.
+    /// Returns the next READ that is available already, if there is one. Called up to
+    /// [`BATCH_READS_MAX`] times.
     fn next(&mut self) -> Option<ReadRequest<B>>;
-    /// Waits until `answer` is readable, or there may be a READ, at most so long: whether it is a
-    /// READ. May return at once.
+    /// Waits until `answer` is readable, or a READ may be available, for at most `limit`. Returns
+    /// whether a READ may be available. May return at once.
     fn wait_beside(&mut self, answer: BorrowedFd<'_>, limit: Duration) -> bool {
         let _ = (answer, limit);
         false
     }
-    /// What was read for the n-th READ that `next` has returned; fewer bytes than were asked for at
-    /// the end of the file only. Or the error of the file below. Each is answered once, in any
-    /// order.
+    /// Answers the n-th READ that `next` has returned, with its bytes (fewer than requested only at
+    /// the end of the file), or with the error of the backing file. Each READ is answered once, in
+    /// any order.
     fn answer(&mut self, nth: usize, read: io::Result<&[u8]>);
-    /// The worker is about to wait for a lender: another one may serve requests meanwhile.
+    /// The worker is about to wait for a lender: another worker may serve requests meanwhile.
     fn about_to_wait(&mut self) {}
     /// The worker is about to wait for the backing file of a READ, or for a change of the file.
     ///
     /// # Errors
-    /// When it may not now. The READ is given up with this error, and comes again.
+    /// If the worker may not wait now. The READ is given up with this error, and will be served
+    /// again.
     fn may_wait(&mut self) -> io::Result<()> {
         Ok(())
     }
-    /// Whether the worker has nothing else to do for a moment. If it has, it counts as about to
-    /// wait.
+    /// Returns whether the worker has nothing else to do for a moment. If it has other work, it
+    /// counts as about to wait.
     fn has_time(&mut self) -> bool {
         true
     }
 }
 
-/// Kept by each thread, so that nothing is allocated while READs are answered.
+/// Buffers that each thread keeps, so answering READs allocates nothing.
 #[derive(Default)]
 struct Scratch {
     batch: ReadBatch,
@@ -72,8 +73,9 @@ thread_local! {
 }
 
 impl Borrower {
-    /// Answers the READs that are there, or some of them, the first one at least: from lenders
-    /// where they have the pages, else from below. `buf` holds any one of them, and is on a page.
+    /// Answers the available READs, or some of them, but at least the first one: from lenders if
+    /// they have the pages, else from the backing file. `buf` has room for any one of them, and is
+    /// page-aligned.
     pub fn read_all<B: BackingFile>(&self, reads: &mut impl Reads<B>, buf: &mut [u8]) {
         SCRATCH.with_borrow_mut(|scratch| Group::new(self, scratch).serve(reads, buf));
     }
@@ -84,12 +86,12 @@ struct Group<'a, B> {
     borrower: &'a Borrower,
     batch: &'a mut ReadBatch,
     got: &'a mut Vec<PageResult>,
-    /// Those of the batch, and whether they were answered.
+    /// The READs of the batch, and whether they were answered.
     reads: [Option<(ReadRequest<B>, bool)>; BATCH_READS_MAX],
-    /// With the lender that has them all.
+    /// The pipeline to the lender that has them all.
     pipeline: Option<Pipeline<'a>>,
     may_gather: bool,
-    /// The last one, if it cannot be asked for with those before.
+    /// The last READ, if it cannot be requested with those before.
     alone: Option<ReadRequest<B>>,
 }
 
@@ -120,7 +122,7 @@ impl<'a, B: BackingFile> Group<'a, B> {
         }
         let count = self.batch.len();
         if let Some(pipeline) = self.pipeline.take() {
-            // What many READs take together says nothing of one.
+            // The time of many READs does not tell the time of one.
             pipeline.end((count == 1).then_some((self.batch.answered_pages(), false)));
             let is_filled = (0..count).all(|nth| self.batch.is_filled(nth));
             if gathers.load(Ordering::Relaxed) != is_filled {
@@ -135,21 +137,21 @@ impl<'a, B: BackingFile> Group<'a, B> {
             let asking = ReadDriver { borrower: self.borrower, read: &read };
             let done = asking.finish(self.batch.reading(count), reads, self.got, buf);
             reads.answer(count, done.map(|len| &buf[..len]));
-            // READs that were asked for together hold none.
+            // READs of a batch have taken no demoted pages.
             if let Some(demoted) = self.borrower.core.demoted() {
                 demoted.answered(read.file.key(), self.batch.reading(count).range());
             }
         }
     }
 
-    /// Whether further READs are asked for while it is waited for an answer.
+    /// Returns whether further READs are requested while a response is due.
     fn takes_more(&self) -> bool {
         let under_way = self.pipeline.as_ref().map_or(0, Pipeline::under_way);
         self.may_gather && self.alone.is_none() && self.batch.len() < BATCH_READS_MAX && under_way < UNDER_WAY_MAX
     }
 
-    /// Waits until there are READs to be asked for before the next answer comes. False: there are
-    /// none, or it has come, or is late.
+    /// Waits for further READs until the next response comes. Returns false if there are none, or
+    /// the response has come, or is late.
     fn wait_for_more(&self, reads: &mut impl Reads<B>) -> bool {
         let next = self.pipeline.as_ref().and_then(Pipeline::next_answer);
         let Some((answer, limit)) = next.filter(|(_, limit)| self.takes_more() && !limit.is_zero()) else {
@@ -158,7 +160,7 @@ impl<'a, B: BackingFile> Group<'a, B> {
         reads.wait_beside(answer, limit)
     }
 
-    /// Asks for those that are there, unless enough is under way.
+    /// Requests the available READs, unless enough messages are in progress.
     fn gather(&mut self, reads: &mut impl Reads<B>, buf_bytes: usize) {
         let count = self.batch.len();
         if count > 0 && !self.takes_more() {
@@ -188,17 +190,17 @@ impl<'a, B: BackingFile> Group<'a, B> {
         }
     }
 
-    /// Receives the next answer, and answers the READs that have all they need.
+    /// Receives the next response, and answers the READs that are complete.
     fn receive(&mut self, reads: &mut impl Reads<B>, buf: &mut [u8]) {
         let first = self.batch.first_unanswered();
         let (Some(pipeline), Some((read, _))) = (&mut self.pipeline, &self.reads[first]) else { return };
         let response = pipeline.receive(reads, read, self.batch.place(first), self.batch.unanswered(), self.got, buf);
         let bad_pages = self.batch.answered(&self.borrower.core, file_of(&self.reads), response, buf);
         pipeline.returned_bad(bad_pages);
-        // One look at a file is enough for all that was filled before.
+        // One stamp of a file is enough for all READs that were filled before.
         let mut seen: Option<(Arc<B>, Stamp)> = None;
         for nth in first..self.batch.first_unanswered() {
-            // Those that have what they need wait for no disk.
+            // READs that are complete need no disk.
             if !self.batch.is_filled(nth) {
                 self.may_gather = false;
                 continue;
@@ -215,7 +217,7 @@ impl<'a, B: BackingFile> Group<'a, B> {
         }
     }
 
-    /// Answers one of them, unless it was.
+    /// Answers a READ of the batch, unless it was answered already.
     fn answer(&mut self, nth: usize, reads: &mut impl Reads<B>, buf: &mut [u8]) {
         let Some((read, is_answered @ false)) = &mut self.reads[nth] else { return };
         *is_answered = true;
@@ -226,7 +228,7 @@ impl<'a, B: BackingFile> Group<'a, B> {
     }
 }
 
-/// The file of each READ that is asked for.
+/// Returns a function that returns the file of each READ of the batch.
 fn file_of<'r, B>(reads: &'r [Option<(ReadRequest<B>, bool)>]) -> impl Fn(usize) -> &'r File {
     |nth| match &reads[nth] {
         Some((read, _)) => &read.file,

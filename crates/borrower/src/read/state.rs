@@ -1,9 +1,9 @@
 //! The state machine of one READ out of the kernel's page cache, from its arrival to its answer.
 //!
-//! [`ReadState::step`] takes an [`Event`] and returns the next [`Step`]: what the driver has to do.
-//! The state machine does no input and output, and between two steps anything may happen.
-//! Production drives it with sockets and files (`drive.rs`, `serve.rs`), the simulation with its
-//! models, and the tests of interleavings with threads under shuttle. All of them drive this code.
+//! [`ReadState::step`] takes an [`Event`] and returns the next [`Step`] for the driver. The state
+//! machine does no I/O, and between two steps anything may happen. Production drives it with
+//! sockets and files (`drive.rs`, `serve.rs`), the simulation with its models, and the tests of
+//! interleavings with threads under shuttle. All of them drive this code.
 //!
 //! ```text
 //!  Begin ──▶ Fill ──▶ ReadBacking (all of it) ──▶ Look, if the file ended early ──┐
@@ -14,7 +14,7 @@
 //!   └───────────── a change came in between ◀──────────────────┴──▶ Done
 //! ```
 //!
-//! What must never happen: bytes of the answer that nobody has filled or verified.
+//! The invariant: the answer has no bytes that were not filled in or not verified.
 
 use crate::backing::{Stamp, Writers};
 use crate::catalog::File;
@@ -30,41 +30,42 @@ use std::time::Duration;
 use sync::MutexGuard;
 use wire::{ITEMS_MAX, WireKey};
 
-/// How often a READ is done again because its pages changed meanwhile. After that, changes are kept
-/// out while it is read from below.
+/// How often a READ is repeated because its pages changed meanwhile. After that, the driver blocks
+/// changes while it reads the backing file.
 pub const ATTEMPTS_MAX: u32 = 4;
 
-/// What became of one page of a question.
+/// The result for one page of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageResult {
     /// The lender does not have it.
     Miss,
-    /// Its bytes are in place, as the lender returned them, and not yet opened; neither is what
-    /// came with them verified.
+    /// The page's bytes are in place, as the lender returned them. They are neither decrypted nor
+    /// verified yet.
     Page {
-        /// For [`page::seal::Sealing::open`].
+        /// The checksum, for [`page::seal::Sealing::open`].
         checksum: u64,
     },
 }
 
-/// What the backing file was faster with than a lender, as bytes of a READ's buffer.
+/// Bytes that the backing file returned sooner than the lender, as a part of a READ's buffer.
 #[derive(Debug)]
 pub struct RacedRead {
-    /// Which bytes of the READ were asked for.
+    /// The range of the READ's bytes that were requested.
     pub span: Range<usize>,
-    /// The bytes that were read; fewer than asked for only at the end of the file.
+    /// The bytes; fewer than requested only at the end of the file.
     pub read: Vec<u8>,
 }
 
 impl RacedRead {
-    /// The part of `bytes` that was read; if none was, an empty range at one of its ends.
+    /// Returns the part of `bytes` that was read; if there is none, an empty range at one of its
+    /// ends.
     fn within(&self, bytes: &Range<usize>) -> Range<usize> {
         let start = self.span.start.clamp(bytes.start, bytes.end);
         start..self.span.end.clamp(start, bytes.end)
     }
 
-    /// Copies `bytes` of the READ, all of which were asked for, to `piece`. Returns how many there
-    /// are, which are fewer at the end of the file only; none of them, if the file ends before.
+    /// Copies `bytes` of the READ, all of which were requested, to `piece`. Returns their number,
+    /// which is smaller only at the end of the file, and 0 if the file ends before them.
     fn copy(&self, bytes: &Range<usize>, piece: &mut [u8]) -> usize {
         let end = self.read.len().min(bytes.end - self.span.start);
         let read = self.read.get(bytes.start - self.span.start..end).unwrap_or_default();
@@ -73,10 +74,10 @@ impl RacedRead {
     }
 }
 
-/// What has happened since the last [`Step`]. An event that does not belong to that step changes
-/// nothing: the step is returned again.
+/// The event since the last [`Step`]. An event that does not fit that step changes nothing: the
+/// same step is returned again.
 pub enum Event<'a, 'f> {
-    /// Nothing. The driver only wants to know the step.
+    /// No event. The driver only asks for the step.
     Go,
     /// The driver has locked the file.
     Begin {
@@ -87,37 +88,37 @@ pub enum Event<'a, 'f> {
         /// Whether the READ waits for changes of its pages. False: it has waited long enough.
         waits: bool,
     },
-    /// The driver has a buffer for the READ from now on, and keeps what the READ writes there.
+    /// The driver now has a buffer for the READ, and keeps the bytes that the READ writes there.
     Fill,
     /// The request was sent.
     Asked,
-    /// The request could not be sent: nothing is known of its pages.
+    /// The request could not be sent, so it tells nothing about the lender's pages.
     NotAsked,
-    /// A response to the next pages of the request has come. Their bytes are in the buffer.
+    /// A response to the next pages of the request has arrived. Their bytes are in the buffer.
     Answered(&'a [PageResult]),
-    /// No response comes to the rest of the request. What the lender has is not known.
+    /// The rest of the request will get no response. Whether the lender has the pages is not known.
     Failed,
-    /// The response to the rest of the request is late, and is not waited for. The lender has the
-    /// pages still, unless it gives away what it answers. The backing file may have been read
-    /// meanwhile, in the place of the lender.
+    /// The response to the rest of the request is late, and the driver does not wait for it. The
+    /// lender still has the pages, unless it gives away what it answers. The backing file may have
+    /// been read instead meanwhile.
     Late(Option<RacedRead>),
-    /// So many bytes were read from the backing file.
+    /// This number of bytes was read from the backing file.
     Read(usize),
-    /// So many bytes were read from the backing file with this lock held.
+    /// This number of bytes was read from the backing file while this lock was held.
     ReadLocked(MutexGuard<'f, FileState>, usize),
-    /// The backing file cannot be read, or not be looked at.
+    /// The backing file, or its stamp, cannot be read.
     BackingFailed,
-    /// The backing file looks like this now.
+    /// The backing file has this stamp now.
     Looked(Stamp),
     /// The READ may be answered.
     End,
 }
 
-/// What the driver of a READ has to do next.
+/// The next step for the driver of a READ, with the events that may follow.
 pub enum Step<'f> {
     /// Lock the file, and read the positions of the tap: [`Event::Begin`].
     Begin,
-    /// Changes of the READ's pages are under way. Wait for [`File::settled`] with this lock, then
+    /// Changes of the READ's pages are in progress. Wait for [`File::settled`] with this lock, then
     /// [`Event::Begin`].
     Wait(MutexGuard<'f, FileState>),
     /// The READ has begun. It needs its buffer: [`Event::Fill`].
@@ -133,22 +134,22 @@ pub enum Step<'f> {
     /// Read all of the buffer from the backing file, and hold this lock, which keeps changes out:
     /// [`Event::ReadLocked`]. If that fails, unlock: [`Event::BackingFailed`].
     ReadBackingLocked(MutexGuard<'f, FileState>),
-    /// Look at the backing file: [`Event::Looked`], [`Event::BackingFailed`].
+    /// Take the stamp of the backing file: [`Event::Looked`], [`Event::BackingFailed`].
     Look,
-    /// All is there: [`Event::End`].
+    /// The buffer is complete: [`Event::End`].
     End,
-    /// Answer the READ with so many bytes of the buffer.
+    /// Answer the READ with this number of bytes of the buffer.
     Done(usize),
     /// Answer the READ with the error of the backing file.
     Failed,
 }
 
-/// How far a READ is.
+/// The progress of a READ.
 #[derive(Clone, Debug, Default)]
 enum Stage {
     #[default]
     Begin,
-    /// The backing file is read with the file locked.
+    /// The backing file is read while the file is locked.
     Locked,
     Fill,
     Ask(u8),
@@ -157,7 +158,7 @@ enum Stage {
     Plain,
     /// A part of it is read from the backing file.
     Read(Range<usize>),
-    /// The backing file ended after so many bytes of a plain READ.
+    /// The backing file ended after this number of bytes of a plain READ.
     LookShort(usize),
     Look,
     End(usize),
@@ -165,7 +166,7 @@ enum Stage {
     Failed,
 }
 
-/// A READ under way. To be used again, so that nothing is allocated while a READ is answered.
+/// A READ in progress. The structure is reused, so answering a READ allocates nothing.
 #[derive(Default)]
 pub struct ReadState {
     stage: Stage,
@@ -175,40 +176,40 @@ pub struct ReadState {
     len: usize,
     ticket: Option<ReadTicket>,
     sources: Vec<Source>,
-    /// The last request, and how many of its pages were answered.
+    /// The pages of the last request, and the number of them that were answered.
     keys: Vec<WireKey>,
     places: Vec<usize>,
     answered: usize,
-    /// Pages that did not verify, and that were not asked for yet.
+    /// The number of pages that did not verify since the last [`ReadState::take_bad_pages`].
     bad_pages: u64,
-    /// The lenders that are still to be asked, by the bits of their numbers.
+    /// The lenders that still have to be asked, as bits.
     asking: u64,
     asked: usize,
-    /// Of the run that is being read from the backing file, the bytes that are left.
+    /// The rest, in bytes, of the run that is being read from the backing file.
     run: Range<usize>,
     filled: usize,
     raced: Option<RacedRead>,
     /// Pages that the lender no longer has.
     gone: Vec<(u32, Version)>,
-    /// Whether the miss of its pages is to be noted yet.
+    /// Whether the miss of its pages must still be recorded.
     is_new: bool,
 }
 
 impl ReadState {
-    /// Another READ begins: `len` bytes at `offset`, the kernel's `request`. What was under way in
+    /// Begins another READ: `len` bytes at `offset`, the kernel's `request`. The previous READ of
     /// this structure must have ended.
     pub fn start(&mut self, request: u64, offset: u64, len: usize) {
         (self.stage, self.attempt) = (Stage::Begin, 0);
         (self.request, self.offset, self.len) = (request, offset, len);
     }
 
-    /// Takes what has happened, and says what to do next. `buf` is the READ's, of the length that
-    /// it has; before [`Event::Fill`] it may be empty.
+    /// Handles an event, and returns the next step. `buf` is the READ's buffer, of the READ's
+    /// length; before [`Event::Fill`] it may be empty.
     pub fn step<'f>(&mut self, core: &Core, file: &'f File, event: Event<'_, 'f>, buf: &mut [u8]) -> Step<'f> {
         match (event, &self.stage) {
             (Event::Begin { mut state, positions, waits }, Stage::Begin) => {
-                // Answered while a change is being applied, older bytes could stay in the kernel's
-                // page cache behind it.
+                // If it were answered while a change is being applied, older bytes could stay in
+                // the kernel's page cache after the change.
                 if waits && state.must_wait(self.range()) {
                     return Step::Wait(state);
                 }
@@ -220,7 +221,7 @@ impl ReadState {
                 self.stage = Stage::Fill;
             }
             (Event::ReadLocked(mut state, read), Stage::Locked) => {
-                // What keeps the lock lets no change come in between.
+                // The lock that the driver holds blocks changes in between.
                 self.end(core, file, &mut state, &[]);
                 self.stage = Stage::Done(read);
             }
@@ -255,7 +256,7 @@ impl ReadState {
                 self.go_on(core, file, buf);
             }
             (Event::Looked(now), Stage::LookShort(read)) => {
-                // An end that is not where we left it is somebody else's doing.
+                // If the end has moved, an external change has moved it.
                 self.stage = Stage::End(*read);
                 self.compare(core, file, now);
             }
@@ -295,8 +296,8 @@ impl ReadState {
         }
     }
 
-    /// All that can be done without the driver: until there is another request, or bytes that only
-    /// the backing file has.
+    /// Continues as far as possible without the driver: until the next request, or until only the
+    /// backing file has the next bytes.
     fn go_on(&mut self, core: &Core, file: &File, buf: &mut [u8]) {
         if let Some(lender) = self.next_request(file) {
             self.stage = Stage::Ask(lender);
@@ -310,7 +311,7 @@ impl ReadState {
                     None => break Stage::Look,
                 }
             }
-            // What was raced is as new as what would be read now: the READ is done again if
+            // Raced bytes are as good as bytes that would be read now: the READ is repeated if
             // anything has changed since it began.
             let Some(raced) = &self.raced else { break Stage::Read(self.run.clone()) };
             let known = raced.within(&self.run);
@@ -328,8 +329,8 @@ impl ReadState {
         };
     }
 
-    /// Begins, or begins again. No change of its pages may be under way, unless changes are kept
-    /// out until it has ended.
+    /// Begins, or begins again. No change of its pages may be in progress, unless changes are
+    /// blocked until the READ has ended.
     fn begin(&mut self, core: &Core, file: &File, state: &mut FileState, (produced, consumed): (u64, u64)) {
         let range = self.range();
         core.catalog.touch(file);
@@ -354,8 +355,8 @@ impl ReadState {
         self.gone.clear();
     }
 
-    /// Notes, once after it has begun, that the kernel's page cache has missed its pages. The
-    /// lender has something to do meanwhile.
+    /// Records, once after the READ has begun, that the kernel's page cache has missed its pages.
+    /// Meanwhile the lender works on the request.
     fn note_missed(&mut self, core: &Core, file: &File) {
         if !std::mem::take(&mut self.is_new) {
             return;
@@ -368,24 +369,24 @@ impl ReadState {
         }
     }
 
-    /// The pages that the READ is about.
+    /// Returns the pages of the READ.
     pub fn range(&self) -> PageRange {
         PageRange::touched_by(self.offset, self.offset.saturating_add(self.len as u64))
     }
 
     fn ticket(&self) -> &ReadTicket {
-        // `begin` comes first: the one who drives it has nothing else to call.
+        // `begin` comes first: every driver calls it before anything else.
         self.ticket.as_ref().unwrap_or_else(|| unreachable!("a READ begins before it goes on"))
     }
 
-    /// Whether all of it is to be read from the backing file, in one piece.
+    /// Returns whether all of it must be read from the backing file, in one piece.
     fn is_plain(&self) -> bool {
         let whole_pages = self.offset.is_multiple_of(PAGE_SIZE as u64) && self.len.is_multiple_of(PAGE_SIZE);
         !whole_pages || self.sources.iter().all(|source| *source == Source::Backing)
     }
 
-    /// The lender that has all of it, if one has, and nobody reads a stream: it can be asked for
-    /// this READ and others at once.
+    /// Returns the lender that has all pages, if there is one and the READ is not part of a stream.
+    /// Then the READ can be requested together with others.
     pub fn lender_of_all(&self) -> Option<u8> {
         let lender = self.asking.trailing_zeros() as u8;
         let is_there = |source: &Source| matches!(source, Source::Lender(place, _) if place.lender == lender);
@@ -393,12 +394,12 @@ impl ReadState {
         (self.asking != 0 && is_all_there && !self.is_sequential()).then_some(lender)
     }
 
-    /// Whether all questions were answered with what was asked for.
+    /// Returns whether lenders returned all pages that were requested.
     pub fn is_filled(&self) -> bool {
         !self.sources.contains(&Source::Backing)
     }
 
-    /// Fills in what is known to be zeros, and what is still in a put buffer.
+    /// Fills in pages that are known to be zeros, and pages that are still in a put buffer.
     fn fill_from_buffers(&mut self, core: &Core, file: &File, buf: &mut [u8]) {
         let (pages, _) = buf.as_chunks_mut::<PAGE_SIZE>();
         let indexes = self.offset / PAGE_SIZE as u64..;
@@ -417,8 +418,8 @@ impl ReadState {
                     }
                     let is_lost = queue.is_being_abandoned();
                     drop(queue);
-                    // The lender has answered meanwhile: it is there, unless that is void, as it is
-                    // with the lender lost.
+                    // The lender has answered the put meanwhile, so it has the page. Not so if the
+                    // entry is void, as it is when the lender is lost.
                     let is_there =
                         !is_lost && file.state.lock().names(id_of(file, index).index, |known| known == version);
                     *source = if is_there { Source::Lender(place, version) } else { Source::Backing };
@@ -429,7 +430,7 @@ impl ReadState {
                             page.copy_from_slice(&*bytes);
                             core.metrics.demoted_pages.one();
                         }
-                        None => *source = Source::Backing, // it was waited for long enough
+                        None => *source = Source::Backing, // its time limit is over
                     }
                 }
                 Source::Backing | Source::Lender(..) => {}
@@ -437,8 +438,8 @@ impl ReadState {
         }
     }
 
-    /// Makes the next request, for at most [`ITEMS_MAX`] pages of one lender, which is returned.
-    /// None: all were asked for.
+    /// Makes the next request, for at most [`ITEMS_MAX`] pages of one lender, and returns that
+    /// lender. Returns None if all pages were requested.
     fn next_request(&mut self, file: &File) -> Option<u8> {
         self.keys.clear();
         self.places.clear();
@@ -466,26 +467,26 @@ impl ReadState {
         None
     }
 
-    /// The pages that the last [`Step::Ask`] asks for.
+    /// Returns the pages that the last [`Step::Ask`] requests.
     pub fn request(&self) -> &[WireKey] {
         &self.keys
     }
 
-    /// Where in the READ's buffer those pages of the last request go that were not answered yet, in
-    /// bytes.
+    /// Returns the places in the READ's buffer, in bytes, of the pages of the last request that
+    /// were not answered yet.
     pub fn unanswered(&self) -> &[usize] {
         &self.places[self.answered..]
     }
 
-    /// Pages that a lender has returned since this was called last, and that do not verify.
+    /// Returns the number of pages from lenders that do not verify, since the last call.
     pub fn take_bad_pages(&mut self) -> u64 {
         std::mem::take(&mut self.bad_pages)
     }
 
-    /// The response to the next pages of the last request, as many as `got` has, is in `buf`; or
-    /// there is none to all that are left of it. It is opened there. What is no good will be read
-    /// from the backing file; where the lender had no chance to answer (`asked` is false), nothing
-    /// is known of its pages.
+    /// Handles a response to the next pages of the last request, as many as `got` has. Their bytes
+    /// are in `buf`, and are decrypted there. `got` is None if the rest gets no response. Bad and
+    /// missing pages will be read from the backing file. If the lender could not answer (`asked` is
+    /// false), nothing is known of its pages.
     fn answered(&mut self, core: &Core, file: &File, got: Option<&[PageResult]>, asked: bool, buf: &mut [u8]) {
         let exclusive = core.is_exclusive();
         let mut bad_pages = 0;
@@ -526,7 +527,7 @@ impl ReadState {
         }
     }
 
-    /// What is late will be read from the backing file. The lender has the pages still, unless it
+    /// Late pages will be read from the backing file. The lender still has the pages, unless it
     /// gives away what it answers.
     fn late(&mut self, core: &Core) {
         let first = std::mem::replace(&mut self.answered, self.keys.len());
@@ -538,14 +539,14 @@ impl ReadState {
         }
     }
 
-    /// Whether the READ goes on where others ended.
+    /// Returns whether the READ continues a sequential stream.
     pub fn is_sequential(&self) -> bool {
         self.ticket().sequential
     }
 
-    /// The next run of pages that are nowhere else, with few others between them, as bytes of the
-    /// READ's buffer: to be read from below, with zeros behind the end of the file. None: there are
-    /// no more.
+    /// Returns the next run of pages to be read from the backing file, in bytes of the READ's
+    /// buffer: pages without another source, and short gaps between them. Bytes behind the end of
+    /// the file become zeros. Returns None if there are no more.
     fn next_below(&mut self) -> Option<Range<usize>> {
         let run = next_run(&self.sources, self.filled)?;
         self.filled = run.end;
@@ -553,8 +554,8 @@ impl ReadState {
         Some(run.start * PAGE_SIZE..run.end * PAGE_SIZE)
     }
 
-    /// All is filled, and then the file was looked at. Returns how many bytes the answer has: the
-    /// size decides where it ends, so that nothing a page holds behind it is ever shown.
+    /// The buffer is full, and then the stamp was taken. Returns the number of bytes of the answer.
+    /// The file's size limits it, so bytes of a page behind the end are never returned.
     fn end_of(&self, now: Stamp) -> usize {
         if !keeps(Rule::Size) {
             return self.len;
@@ -562,7 +563,8 @@ impl ReadState {
         now.size_bytes.saturating_sub(self.offset).min(self.len as u64) as usize
     }
 
-    /// If the file is not what we left, somebody else has changed it, and the READ is done again.
+    /// If the stamp is not the recorded one, the file was changed externally, and the READ is
+    /// repeated.
     fn compare(&self, core: &Core, file: &File, now: Stamp) {
         let ticket = self.ticket();
         if ticket.stamp.is_some_and(|stamp| stamp != now) {
@@ -570,8 +572,8 @@ impl ReadState {
         }
     }
 
-    /// The READ is about to be answered with `bytes`. False: it must be done again. Where no
-    /// eviction will be seen, what came from the disk is put at once.
+    /// The READ is about to be answered with `bytes`. Returns false if it must be repeated. If
+    /// evictions are not seen, pages from the disk are put at once.
     fn end(&mut self, core: &Core, file: &File, state: &mut FileState, bytes: &[u8]) -> bool {
         let ticket = *self.ticket();
         for (index, version) in self.gone.drain(..) {
@@ -596,8 +598,8 @@ impl ReadState {
         true
     }
 
-    /// The READ is answered with an error: the file below cannot be read. The kernel caches nothing
-    /// of it.
+    /// The READ is answered with an error: the backing file cannot be read. The kernel caches no
+    /// page of it.
     fn fail(&mut self, core: &Core, state: &mut FileState) {
         for (index, version) in self.gone.drain(..) {
             state.gone(index, version, None);
@@ -606,8 +608,8 @@ impl ReadState {
         core.catalog.account(state);
     }
 
-    /// A READ of a stream is answered at the time `now`, counted from whenever the borrower began,
-    /// and has taken so long: so fast goes the stream on that it belongs to.
+    /// A READ of a stream is answered at the time `now`, counted from the borrower's start, and has
+    /// taken `took`. Records the speed of its stream.
     pub fn note_answered(&self, core: &Core, now: Duration, took: Duration) {
         let indexes = self.offset / PAGE_SIZE as u64..;
         let is_lent = |source: &Source| matches!(source, Source::Lender(..));
@@ -620,7 +622,7 @@ impl ReadState {
         core.stream_room.went_on(self.sources.len(), from, now, took);
     }
 
-    /// What will not be sent when it is evicted need not be copied then.
+    /// Marks pages that will not be sent at their next eviction: they need not be copied then.
     fn hint(&self, core: &Core, file: &File, state: &FileState) {
         let first = self.offset / PAGE_SIZE as u64;
         let indexes = (first..).take(self.sources.len()).map_while(|index| u32::try_from(index).ok());
@@ -634,7 +636,7 @@ impl ReadState {
         }
     }
 
-    /// Notes what the file below holds.
+    /// Records the hashes of the backing file's pages.
     fn know(&self, core: &Core, demoted: &Demoted, file: &File, state: &mut FileState, bytes: &[u8]) {
         let first = self.offset / PAGE_SIZE as u64;
         if first * PAGE_SIZE as u64 != self.offset || !core.catalog.has_room() {
@@ -675,7 +677,7 @@ impl ReadState {
     }
 }
 
-/// What is lent, or evicted by guests, has an index of that width.
+/// Returns the page's identity. Pages that are lent, or that guests evict, have 32-bit indices.
 fn id_of(file: &File, index: u64) -> PageId {
     PageId { file: file.key(), index: index as u32 }
 }

@@ -1,4 +1,4 @@
-//! A lender that may be told to misbehave, a file in memory, and READs of it.
+//! A lender that can be made to misbehave, a file in memory, and READs of it.
 #![allow(dead_code)] // each test takes what it needs
 
 use borrower::{BackingFile, Borrower, File, LenderAddress, ReadRequest, Reads, Stamp};
@@ -15,7 +15,7 @@ use wire::address::Address;
 use wire::{GetItem, Header, Kind, PutItem, WireKey};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// A real lender, of 1 MiB.
+/// Starts a real lender, of 1 MiB.
 pub fn real_lender() -> lender::Server {
     let config = lender::Config {
         listen: "127.0.0.1:0".parse().unwrap(),
@@ -28,20 +28,20 @@ pub fn real_lender() -> lender::Server {
     lender::Server::bind(config).unwrap()
 }
 
-/// A file in memory.
+/// A backing file in memory.
 pub struct InMemory {
     pub content: RwLock<Vec<u8>>,
-    /// How often it was read.
+    /// The number of times that it was read.
     pub reads: AtomicUsize,
 }
 
 impl InMemory {
-    /// One that holds that.
+    /// Returns a file with these bytes.
     pub fn new(bytes: Vec<u8>) -> InMemory {
         InMemory { content: bytes.into(), reads: AtomicUsize::new(0) }
     }
 
-    /// What it holds.
+    /// Returns the file's bytes.
     pub fn bytes(&self) -> Vec<u8> {
         self.content.read().unwrap().clone()
     }
@@ -58,13 +58,14 @@ impl BackingFile for InMemory {
     }
 }
 
-/// READs of `len` bytes at each of these offsets, which are all there at once; and what each was
-/// answered with.
+/// Makes READs of `len` bytes at each of these offsets, which are all available at once. Returns
+/// their answers.
 pub fn read(borrower: &Borrower, file: &Arc<File>, below: &Arc<InMemory>, offsets: &[u64], len: usize) -> Vec<Vec<u8>> {
     read_as(borrower, file, below, offsets, len, false)
 }
 
-/// READs as [`read`] makes them, with questions asked before others are answered, or not.
+/// Makes READs as [`read`] does. `is_eager`: further requests are sent before earlier ones are
+/// answered.
 pub fn read_as(
     borrower: &Borrower,
     file: &Arc<File>,
@@ -113,35 +114,35 @@ impl Reads<InMemory> for There<'_> {
     }
 }
 
-/// How it answers gets.
+/// The lender's behaviour when it answers gets.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub enum Manner {
     #[default]
     Honest,
-    /// Returns pages with a bit flipped.
+    /// It returns pages with one bit flipped.
     FlipsABit,
-    /// Has only every other page of a question.
+    /// It has only every other page of a request.
     Forgets,
-    /// Does not answer before it is told to behave otherwise.
+    /// It does not answer until it gets another behaviour.
     KeepsQuiet,
-    /// Closes the connection.
+    /// It closes the connection.
     HangsUp,
 }
 
-/// Keeps what it is given, and returns it in its own manner.
+/// A lender that stores pages, and returns them according to its behaviour.
 #[derive(Default)]
 pub struct OddLender {
     pages: Mutex<HashMap<[u8; 16], (u64, Page)>>,
     pub connections: AtomicUsize,
-    /// Gets that have arrived.
+    /// The number of gets that have arrived.
     pub gets: AtomicUsize,
     manner: Mutex<Manner>,
-    /// What a ping takes.
+    /// The time that a ping takes.
     pong_after: Duration,
 }
 
 impl OddLender {
-    /// Listens on that socket, for as long as the process runs.
+    /// Starts the lender on that socket, for as long as the process runs.
     pub fn listen(socket: &Path, pong_after: Duration) -> (Arc<OddLender>, LenderAddress) {
         let listener = UnixListener::bind(socket).unwrap();
         let lender = Arc::new(OddLender { pong_after, ..OddLender::default() });
@@ -156,7 +157,7 @@ impl OddLender {
         (lender, Address::Unix(socket.to_owned()).into())
     }
 
-    /// From now on.
+    /// Sets the behaviour from now on.
     pub fn behave(&self, manner: Manner) {
         *self.manner.lock().unwrap() = manner;
     }

@@ -10,7 +10,7 @@ impl FileState {
     /// A READ of the pages of `range`, out of the page cache, has arrived at `position` of the
     /// event stream. Fills `sources` with the source of each page. `standing` returns whether a
     /// place can be used. `filter` decides about pages that are read in a sequential stream.
-    #[allow(clippy::too_many_arguments)] // what the READ is, and how things stand
+    #[allow(clippy::too_many_arguments)] // the READ, the stream, the lenders and the policy
     pub fn begin_read(
         &mut self,
         range: PageRange,
@@ -44,7 +44,7 @@ impl FileState {
                 match standing(place) {
                     Standing::Valid if !(sequential && lending == Lending::Slower) => {}
                     Standing::Valid | Standing::Suspended => {
-                        sources.push(Source::Backing); // what the lender has stays current
+                        sources.push(Source::Backing); // the lender's copy stays current
                         continue;
                     }
                     Standing::Lost => {

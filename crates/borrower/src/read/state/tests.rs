@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 const PAGES: usize = 4;
 
-/// A pool that is filled on read, and a lender that may be asked to lie.
+/// A pool that is populated on read, and a lender that may be made to lie.
 struct World {
     core: Core,
     file: Arc<File>,
     below: Vec<u8>,
     changes: i128,
-    /// What the lender was given, by index and version.
+    /// The pages that the lender has, by index and version.
     lent: HashMap<(u32, u64), (Page, u64)>,
 }
 
@@ -50,9 +50,9 @@ impl World {
         self.core.end_change(&self.file, changing, Outcome::Applied(self.stamp()), (0, 0), None);
     }
 
-    /// A READ of all; the lender answers with what it has under the index and version that
-    /// `lie` makes of the right ones, and with what that makes of the bytes. What the READ puts
-    /// is given to the lender.
+    /// Reads the whole file. The lender answers with the page whose index and version `lie` returns
+    /// for the right ones, after `lie` may have changed its bytes. Pages that the READ puts go to
+    /// the lender.
     fn read(&mut self, lie: impl Fn((u32, u64), &mut Page) -> (u32, u64)) -> Vec<u8> {
         let (mut reading, mut buf) = (ReadState::default(), vec![0xee; PAGES * PAGE_SIZE]);
         reading.start(1, 0, buf.len());
@@ -98,8 +98,8 @@ impl World {
         buf
     }
 
-    /// All pages are sent to the lender, and a READ finds them on their way. It has begun, and
-    /// nothing is filled in.
+    /// Sends all pages to the lender, and begins a READ while they are on their way. Nothing is
+    /// filled in yet.
     fn send_and_read(&self) -> (Arc<Batch>, ReadState) {
         let mut reading = ReadState::default();
         let begin = |reading: &mut ReadState| {
@@ -115,7 +115,7 @@ impl World {
         (sent, reading)
     }
 
-    /// The step after the buffer is there.
+    /// Returns the step after [`Event::Fill`].
     fn fill<'w>(&'w self, reading: &mut ReadState) -> Step<'w> {
         reading.step(&self.core, &self.file, Event::Fill, &mut vec![0; self.below.len()])
     }
@@ -130,7 +130,7 @@ fn what_was_not_answered_when_the_lender_was_lost_is_not_asked_for() {
     let world = World::new(Sealing::Checksum(ChecksumKey::new([1; 32])));
     let (core, file) = (&world.core, &world.file);
     let (_sent, mut reading) = world.send_and_read();
-    // The READ comes to it when the lender is lost, and that is still on record.
+    // The READ comes to the page when the lender is lost, and the entry still names it.
     let batches = core.queue(0).lock().abandon();
     assert!(matches!(world.fill(&mut reading), Step::ReadBacking(all) if all == (0..world.below.len())));
     for item in batches.iter().flat_map(|batch| batch.items()) {
@@ -148,7 +148,7 @@ fn what_was_abandoned_is_voided_and_dropped() {
     core.abandon_puts(0);
     assert!(matches!(world.fill(&mut reading), Step::ReadBacking(all) if all == (0..world.below.len())));
     assert!((0..PAGES as u32).all(|index| !file.state.lock().names(index, |_| true)));
-    // Should it have come there, it is told to go.
+    // If the put has reached the lender, the lender gets a drop.
     let mut drops = Vec::new();
     core.catalog.take_drops(0, ITEMS_MAX, &mut drops);
     assert_eq!(drops.len(), PAGES);
@@ -158,7 +158,8 @@ fn what_was_abandoned_is_voided_and_dropped() {
 
 #[test]
 fn few_pages_between_others_are_read_along() {
-    // How many pages are below alone and elsewhere, too, by turns, and the runs that are read.
+    // Returns the number of pages read from the backing file, and the runs. `counts` are the
+    // lengths of alternating pieces: pages without another source, and pages with one.
     let runs = |counts: &[usize]| {
         let kinds = [Source::Backing, Source::Zero].into_iter().cycle();
         let sources = counts.iter().zip(kinds).flat_map(|(count, kind)| std::iter::repeat_n(kind, *count)).collect();
@@ -170,7 +171,7 @@ fn few_pages_between_others_are_read_along() {
     const MAX: usize = GAP_PAGES_MAX;
     assert_eq!(runs(&[0, 3]), (3, vec![]));
     assert_eq!(runs(&[2, MAX, 1, MAX + 1, 1]), (MAX + 1, vec![0..MAX + 3, 2 * MAX + 4..2 * MAX + 5]));
-    // What is at either end is no gap, however little it is.
+    // Pages at either end are no gap, however few they are.
     assert_eq!(runs(&[0, 1, 2, 3, 4, 1, 1, MAX + 1, 2]), (MAX + 2, vec![1..12, MAX + 13..MAX + 15]));
 }
 
@@ -180,13 +181,13 @@ fn what_a_lender_has_between_others_is_not_asked_for() {
     let honest = |name, _: &mut Page| name;
     world.read(honest);
     assert_eq!(world.lent.len(), PAGES);
-    // Of four pages the lender has the two in the middle only, and then the first two.
+    // Of four pages the lender has only the two in the middle, and then the first two.
     for (gone, asked) in [([0, 3], 0), ([2, 3], 2)] {
         world.read(honest);
         for index in gone {
             let (_, version) = *world.lent.keys().find(|(at, _)| *at == index).unwrap();
             let key = WireKey::new(PageId { file: world.file.key(), index }, Version(version));
-            world.core.pages_lost(1, &[key]); // which is not its to tell
+            world.core.pages_lost(1, &[key]); // lender 1 does not have it
             assert!(world.file.state.lock().names(index, |known| known == Version(version)));
             world.core.pages_lost(0, &[key]);
             assert!(!world.file.state.lock().names(index, |known| known == Version(version)));
@@ -211,8 +212,7 @@ fn swapped_changed_and_replayed_pages_are_read_from_below() {
         assert!(world.read(honest) == world.below);
         assert_eq!(world.counts(), (4, 0));
 
-        // The first two are swapped, each with the seal that belongs to it; a bit of the third
-        // has flipped.
+        // The first two pages are swapped, each with its own seal; a bit of the third is flipped.
         let versions: HashMap<u32, u64> = world.lent.keys().copied().collect();
         let lie = |(index, version), page: &mut Page| {
             page[77] ^= u8::from(index == 2);
@@ -256,7 +256,7 @@ fn who_does_not_borrow_puts_nothing_and_gets_what_is_there() {
 
 #[test]
 fn what_was_raced_may_end_anywhere() {
-    // Of a READ's bytes 4 to 12, of which the file had five.
+    // Bytes 4 to 12 of a READ, of which the file had five.
     let raced = RacedRead { span: 4..12, read: vec![1, 2, 3, 4, 5] };
     let copy = |bytes: Range<usize>| {
         let mut piece = vec![0; bytes.len()];
