@@ -1,17 +1,18 @@
 //! The structures and numbers of the kernel's FUSE interface (`<linux/fuse.h>`, version 7.45), in
 //! native byte order.
 //!
-//! Facts only: no behaviour. Fields are called what the interface calls them, as far as that can be
-//! read. What a kernel older than 7.45 does not know it does not send, and does not offer in INIT.
-#![allow(missing_docs)] // The interface's own documentation says what each field and number means.
+//! Facts only: no behaviour. Fields have the names of the interface, as far as these are readable.
+//! A kernel older than 7.45 does not send unknown messages, and does not offer the flags in INIT.
+#![allow(missing_docs)] // The interface's own documentation explains each field and number.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Major version of the interface.
 pub const MAJOR: u32 = 7;
-/// Newest minor version described here.
+/// The newest minor version described here.
 pub const MINOR: u32 = 45;
-/// Oldest minor version served: Linux 5.16's. Everything below has the structures in full length.
+/// The oldest minor version served: that of Linux 5.16. From this version on all structures here
+/// have their full length.
 pub const MINOR_MIN: u32 = 35;
 /// Node of the root directory.
 pub const ROOT_ID: u64 = 1;
@@ -69,7 +70,7 @@ pub mod opcode {
     pub const STATX: u32 = 52;
     pub const COPY_FILE_RANGE_64: u32 = 53;
 
-    /// The name of an opcode, for counters and messages.
+    /// Returns the name of an opcode, for counters and messages.
     pub fn name(opcode: u32) -> &'static str {
         match opcode {
             LOOKUP => "lookup",
@@ -137,12 +138,12 @@ pub mod notify_code {
     pub const PRUNE: i32 = 9;
 }
 
-/// The minor version from which on the kernel takes [`notify_code::PRUNE`].
+/// The minor version from which on the kernel accepts [`notify_code::PRUNE`].
 pub const PRUNE_MINOR: u32 = 45;
-/// Nodes that one such message names at most: what the kernel looks at in one piece.
+/// The maximum number of nodes in one such message: the kernel processes that many in one piece.
 pub const PRUNE_NODES_MAX: usize = 512;
 
-/// Capabilities of INIT. The upper half travels in `flags2`.
+/// Capabilities of INIT. The upper half is in `flags2`.
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const POSIX_LOCKS: u64 = 1 << 1;
@@ -199,10 +200,10 @@ pub mod fopen {
 }
 
 pub const GETATTR_FH: u32 = 1 << 0;
-/// In `read_flags`: set by direct I/O and by nothing else (fs/fuse/file.c, fuse_send_read).
+/// A bit of `read_flags`, which only direct I/O sets (fs/fuse/file.c, fuse_send_read).
 pub const READ_LOCKOWNER: u32 = 1 << 1;
 pub const WRITE_CACHE: u32 = 1 << 0;
-/// In `write_flags`: set by direct I/O and by nothing else (fs/fuse/file.c, fuse_send_write).
+/// A bit of `write_flags`, which only direct I/O sets (fs/fuse/file.c, fuse_send_write).
 pub const WRITE_LOCKOWNER: u32 = 1 << 1;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
@@ -214,18 +215,18 @@ pub const EXPIRE_ONLY: u32 = 1 << 0;
 pub const EXT_SECCTX_MAX: u32 = 31;
 /// Extension that names a supplementary group.
 pub const EXT_GROUPS: u32 = 32;
-/// In `uid` and `gid` of a request: the kernel does not say whose it is (with ALLOW_IDMAP, of all
+/// In `uid` and `gid` of a request: the kernel does not reveal the caller (with ALLOW_IDMAP, in all
 /// requests that create nothing).
 pub const INVALID_ID: u32 = u32::MAX;
 /// Set in `unique` of a request that is sent again after a takeover.
 pub const UNIQUE_RESEND: u64 = 1 << 63;
 
-/// `_IOR(229, 0, u32)`: make this descriptor of /dev/fuse another one of that connection.
+/// `_IOR(229, 0, u32)`: makes this descriptor of /dev/fuse another descriptor of that connection.
 pub const DEV_IOC_CLONE: u32 = 0x8004_e500;
-/// `_IOW(229, 1, BackingMap)`: a file below that open files may be passed through to. Returns its
-/// number.
+/// `_IOW(229, 1, BackingMap)`: registers a backing file that open files may be passed through to.
+/// Returns its number.
 pub const DEV_IOC_BACKING_OPEN: u32 = 0x4010_e501;
-/// `_IOW(229, 2, u32)`: no more files that are opened are passed through to it.
+/// `_IOW(229, 2, u32)`: removes that registration. No further open file is passed through to it.
 pub const DEV_IOC_BACKING_CLOSE: u32 = 0x4004_e502;
 
 macro_rules! wire_structs {

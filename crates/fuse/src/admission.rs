@@ -1,18 +1,21 @@
-//! Admission: how many workers the requests of one user may hold at a time.
+//! Admission: limits the number of workers that the requests of one user may hold at a time.
 //!
 //! A request that may have to wait for the backing file system takes a *token* of its [`Class`] for
-//! its user. Without a token it is deferred: the worker goes on, and a worker that has finished
-//! something takes the request up when there is room. The thresholds are dynamic: a user may hold
-//! as many tokens of a class as nobody holds. So one user gets half of a class, and there is always
-//! something left for the next one. Where several file systems are below, a user may hold at one of
-//! them as many as he may still take. What the kernel does by itself (writeback, closing) is no
-//! user's: there, file systems share as users do elsewhere. Tokens of all classes are fewer than
-//! the workers, so that what waits for nothing (READs that lenders have, FORGET) finds a worker at
-//! all times.
+//! its user. Without a token it is deferred: the worker continues, and a worker that has finished a
+//! request handles the deferred one when there is room.
 //!
-//! No request that was begun waits for one that is deferred: a deferred request has not changed
-//! anything, and nothing is locked for it here. Deferred requests of one user, file system and
-//! class are taken up in the order in which they came.
+//! The thresholds are dynamic: a user may hold as many tokens of a class as are free. So one user
+//! gets half of a class, and some tokens are always left for the next one. With several backing
+//! file systems, a user may hold at one of them as many as are left for this user. Requests of the
+//! kernel itself (writeback, closing) belong to no user: their file systems share the tokens as
+//! users do elsewhere.
+//!
+//! There are fewer tokens of all classes than workers. So requests that wait for nothing (READs of
+//! pages that lenders have, FORGET) always find a worker.
+//!
+//! No request that has begun waits for a deferred one: a deferred request has not changed anything,
+//! and holds no lock here. Deferred requests of one user, file system and class are handled in
+//! order of arrival.
 
 use crate::abi::InHeader;
 use crate::later::{self, Later};
@@ -25,63 +28,63 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What a request may have to wait for.
+/// The operation that a request may have to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Names, attributes and directories.
     Look,
-    /// Opening a file: its lease may be somebody's.
+    /// Opening a file: another process may hold a lease on it.
     Open,
-    /// Bytes that are read from the backing file. Taken when a READ turns out to need them
+    /// Reading bytes from the backing file. The token is taken when a READ turns out to need them
     /// ([`admit_read`]).
     Read,
-    /// Changes, which wait for each other, for the disk, and for a frozen file system to be thawed.
+    /// Changes, which wait for each other, for the disk, and for the thaw of a frozen file system.
     Change,
-    /// Writeback of what programs have stored into the kernel's cache. The kernel does not say
-    /// whose it is.
+    /// Writeback of data that programs have stored into the kernel's cache. The kernel does not
+    /// reveal their users.
     Writeback,
-    /// Closing a file, which may write it, or free what has no name any more. The kernel does not
-    /// say who does.
+    /// Closing a file, which may write its data, or free a file without a name. The kernel does not
+    /// reveal the user.
     Close,
 }
 
 impl Class {
-    /// Whether the kernel does not say whose requests of the class are.
+    /// Returns whether the kernel does not reveal the users of the class's requests.
     fn is_nobodys(self) -> bool {
         matches!(self, Class::Writeback | Class::Close)
     }
 }
 
-/// How the tokens are divided among the classes. With 128 workers, these are the tokens themselves.
+/// The shares of the classes in the tokens. With 128 workers, these are the numbers of tokens.
 const PARTS: [usize; 6] = [22, 22, 32, 24, 12, 8];
 
-/// Workers for which there is no token.
+/// The number of workers for which there is no token.
 pub const RESERVED_WORKERS: usize = 8;
 
-/// Requests that are deferred at the most. Each belongs to a thread that waits, or to the kernel's
+/// The maximum number of deferred requests. Each belongs to a thread that waits, or to the kernel's
 /// read-ahead or writeback.
 pub const DEFERRED_MAX: usize = 16_384;
 
-/// Bytes of deferred requests at the most: WRITEs have up to 1 MiB, which the caller has in memory,
-/// too.
+/// The maximum bytes of deferred requests: WRITEs have up to 1 MiB, which the caller also has in
+/// memory.
 pub const DEFERRED_BYTES_MAX: usize = 512 << 20;
 
-/// The user, and the file system, to whose share a request counts.
+/// The user and the file system on whose share a request counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Who {
-    /// The user's id. In a class that is no user's, the file system; None if there is one only.
+    /// The user's id. In a class of no user, the file system; None if there is only one.
     one: Option<u32>,
-    /// The file system below at which the user may hold a part of what he may hold. 0: all of it.
+    /// The backing file system at which the user may hold a part of the user's share. 0: all of it.
     file_system: u32,
 }
 
 impl Who {
-    /// Of a request with that header.
+    /// Returns the share for a request with that header.
     pub(crate) fn of(filesystem: &dyn Filesystem, class: Option<Class>, header: &InHeader) -> Who {
         Who::new(class, header.uid, filesystem.file_system(header.nodeid))
     }
 
-    /// Of a request of that class. None: it waits for nothing.
+    /// Returns the share for a request of that class. None: the request waits for nothing.
     pub(crate) fn new(class: Option<Class>, uid: u32, file_system: u32) -> Who {
         match class.is_some_and(Class::is_nobodys) {
             true => Who { one: (file_system != 0).then_some(file_system), file_system: 0 },
@@ -103,24 +106,24 @@ pub(crate) struct Deferred {
 pub(crate) struct Lane {
     tokens: usize,
     held: usize,
-    /// Those who hold tokens, and how many.
+    /// The holders of tokens, each with the number of tokens.
     holders: Vec<(Who, usize)>,
-    /// Those with deferred requests, those first that were served longest ago.
+    /// Those with deferred requests; the one that was served longest ago is first.
     deferred: VecDeque<(Who, VecDeque<Deferred>)>,
 }
 
 impl Lane {
-    /// With so many tokens.
+    /// Returns a lane with `tokens` tokens.
     pub(crate) fn new(tokens: usize) -> Lane {
         Lane { tokens, ..Lane::default() }
     }
 
-    /// Tokens that are held.
+    /// Returns the number of tokens that are held.
     pub(crate) fn held(&self) -> usize {
         self.held
     }
 
-    /// Whether one more may be taken.
+    /// Returns whether one more token may be taken.
     pub(crate) fn has_room(&self, who: Who) -> bool {
         let held = |is: &dyn Fn(&Who) -> bool| -> usize {
             self.holders.iter().filter(|(holder, _)| is(holder)).map(|(_, held)| held).sum()
@@ -128,12 +131,13 @@ impl Lane {
         let free = self.tokens - self.held;
         let Some(one) = who.one else { return free > 0 };
         let own = held(&|holder| holder.one == Some(one));
-        // The user may hold half of what is his or free, if nobody else takes any meanwhile.
+        // The user may hold half of the tokens that are the user's or free, if no other user takes
+        // any meanwhile.
         let still = (own + free).div_ceil(2).saturating_sub(own);
         own < free && (who.file_system == 0 || held(&|holder| *holder == who) < still)
     }
 
-    /// One is taken.
+    /// Takes a token.
     pub(crate) fn take(&mut self, who: Who) {
         self.held += 1;
         match self.holders.iter_mut().find(|(holder, _)| *holder == who) {
@@ -142,7 +146,7 @@ impl Lane {
         }
     }
 
-    /// One is given back.
+    /// Gives a token back.
     pub(crate) fn give_back(&mut self, who: Who) {
         let Some(at) = self.holders.iter().position(|(holder, _)| *holder == who) else { return };
         self.held -= 1;
@@ -152,7 +156,7 @@ impl Lane {
         }
     }
 
-    /// The next deferred request that there is room for, with a token taken for it.
+    /// Returns the next deferred request that there is room for, and takes a token for it.
     fn next(&mut self) -> Option<Deferred> {
         let at = self.deferred.iter().position(|(who, _)| self.has_room(*who))?;
         let (who, mut queue) = self.deferred.remove(at)?;
@@ -174,9 +178,9 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// For a session that has `workers` at the most. 0: any number.
+    /// For a session that has at most `workers` workers. 0: any number.
     pub(crate) fn new(workers: usize) -> Admission {
-        // A file system that does not set it has no limit.
+        // A file system that does not set the number has no limit.
         let tokens = if workers == 0 { usize::MAX / 16 } else { workers.saturating_sub(RESERVED_WORKERS) };
         let all: usize = PARTS.iter().sum();
         // Divided first, because the product may be too large.
@@ -185,7 +189,7 @@ impl Admission {
         Admission { lanes: PARTS.map(lane), deferred, deferred_bytes, later: Later::default() }
     }
 
-    /// Requests that wait for a token.
+    /// Returns the number of requests that wait for a token.
     pub fn deferred(&self) -> usize {
         self.deferred.load(Ordering::Relaxed)
     }
@@ -194,7 +198,8 @@ impl Admission {
         &self.lanes[class as usize]
     }
 
-    /// Takes a token. False: the user has enough, or others of its requests wait for one.
+    /// Takes a token. Returns false if the user has enough, or has other requests that wait for
+    /// one.
     pub(crate) fn enter(&self, class: Class, who: Who) -> bool {
         let mut lane = self.lane(class).lock();
         let enters = lane.has_room(who) && !lane.deferred.iter().any(|(other, _)| *other == who);
@@ -209,8 +214,8 @@ impl Admission {
         self.lane(class).lock().give_back(who);
     }
 
-    /// Defers a request. The caller calls [`Admission::next`] afterwards. False: there are too
-    /// many, and nothing is done.
+    /// Defers a request. The caller calls [`Admission::next`] afterwards. Returns false, and does
+    /// nothing, if too many are deferred.
     pub(crate) fn defer(&self, request: Deferred) -> bool {
         let (who, len) = (request.who, request.bytes.len());
         let bytes = self.deferred_bytes.load(Ordering::Relaxed);
@@ -227,8 +232,8 @@ impl Admission {
         true
     }
 
-    /// The next deferred request that there is room for. It has a token, which is to be given back
-    /// when it was handled.
+    /// Returns the next deferred request that there is room for. It has a token, which the caller
+    /// gives back when the request was handled.
     pub(crate) fn next(&self) -> Option<Deferred> {
         if self.deferred.load(Ordering::SeqCst) == 0 {
             return None;
@@ -241,15 +246,15 @@ impl Admission {
 }
 
 thread_local! {
-    /// Of a worker's thread: the tokens, whose request it handles, and the class of the token that
-    /// it holds.
+    /// The state of a worker's thread: its tokens, the share of the request that it handles, and
+    /// the class of the token that it holds.
     static OWN: RefCell<Option<Arc<Admission>>> = const { RefCell::new(None) };
     static WHO: Cell<Who> = const { Cell::new(Who { one: None, file_system: 0 }) };
     static HELD: Cell<Option<(Class, Who)>> = const { Cell::new(None) };
 }
 
 /// This thread's worker is about to wait for the backing file of a READ ([`crate::More`]). Always
-/// true where no worker is.
+/// returns true on a thread without a worker.
 pub(crate) fn admit_read() -> bool {
     about_to_wait();
     if HELD.get().is_some() {
@@ -263,8 +268,8 @@ pub(crate) fn admit_read() -> bool {
     admitted
 }
 
-/// Whether the request that this thread handles may be put off ([`crate::put_off`]). Then it
-/// counts.
+/// Returns whether the request that this thread handles may be put off ([`crate::put_off`]). If so,
+/// it counts as put off.
 pub(crate) fn reserve_later() -> bool {
     OWN.with_borrow(|own| own.as_ref().is_some_and(|own| own.later.reserve(WHO.get())))
 }
@@ -274,7 +279,7 @@ pub(crate) fn begin(admission: &Arc<Admission>) {
     OWN.set(Some(admission.clone()));
 }
 
-/// This thread's worker handles such a request, and holds a token for it, if it does.
+/// This thread's worker handles a request of that share, and may hold a token for it.
 pub(crate) fn handles(who: Who, held: Option<Class>) {
     WHO.set(who);
     later::begin(false);

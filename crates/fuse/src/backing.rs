@@ -1,7 +1,7 @@
-//! Passthrough (Linux 6.9): what the kernel is told of a file below, so that it reads and writes
-//! open files there by itself, without us.
+//! Passthrough (Linux 6.9): registers backing files with the kernel, which then reads and writes
+//! open files there by itself, without the daemon.
 //!
-//! What is promised of it elsewhere: `mount`'s `passing.rs`.
+//! The guarantees of passthrough are described in `mount`'s `passing.rs`.
 
 use crate::Errno;
 use crate::abi::{BackingMap, DEV_IOC_BACKING_CLOSE, DEV_IOC_BACKING_OPEN};
@@ -9,8 +9,8 @@ use rustix::fd::{AsFd, AsRawFd};
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Setter, ioctl};
 use std::ffi::c_void;
 
-/// Tells the kernel of a regular file, by any descriptor of it. Returns its number in the
-/// connection: until [`close`], files may be opened that are passed through to it.
+/// Registers a regular file with the kernel, by any descriptor of it. Returns its number in the
+/// connection. Until [`close`], files may be opened that are passed through to it.
 ///
 /// # Errors
 /// EPERM without CAP_SYS_ADMIN, or where passthrough was not negotiated; ELOOP where the file lies
@@ -21,8 +21,8 @@ pub fn open(connection: impl AsFd, file: impl AsFd) -> Result<u32, Errno> {
     unsafe { ioctl(connection, BackingOpen(map)) }
 }
 
-/// The kernel may forget the file of that number, as far as it is not open. The number may come
-/// back.
+/// Removes the registration of that number. Files that are already open stay passed through. The
+/// kernel may give the number to another file.
 ///
 /// # Errors
 /// ENOENT if there is none.

@@ -26,7 +26,7 @@ impl Buffer {
         }
     }
 
-    /// Has all its pages there now, as far as there is memory.
+    /// Faults in all pages now, as far as there is memory.
     pub(crate) fn populate(&self) {
         // SAFETY: the range is this mapping, and advice to populate changes no byte of it.
         let _ = unsafe {

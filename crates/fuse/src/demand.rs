@@ -1,8 +1,8 @@
-//! How many workers a session needs: one more when all are held up, fewer when some were idle for
-//! long.
+//! The number of workers that a session needs: one more when all are blocked, fewer when some were
+//! idle for long.
 //!
-//! As long as one worker is idle, a request that is held up delays no other (see [`crate::turns`]).
-//! So a *shortage* is that no worker is idle, and that requests take longer than a moment: more
+//! As long as one worker is idle, a blocked request delays no other (see [`crate::turns`]). So a
+//! *shortage* means that no worker is idle, and that requests take longer than a moment. More
 //! workers would not make quick requests quicker. This module counts; the owner of the session
 //! starts and ends threads.
 
@@ -10,32 +10,32 @@ use crate::turns::Turns;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long all workers must be held up before there is one more.
+/// How long all workers must be blocked before one more is started.
 const GROW_AFTER: Duration = Duration::from_millis(1);
 
-/// What a session's workers lack.
+/// The change in the number of workers that a session needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Demand {
-    /// One more worker: all are held up.
+    /// One more worker: all are blocked.
     More,
-    /// Nothing. So many workers were idle for the whole period, and not needed.
+    /// No more workers. This number of workers was idle for the whole period, and is not needed.
     Fewer(usize),
     /// The session has ended.
     Closed,
 }
 
-/// The workers of a session, by what they do.
+/// The workers of a session, by state.
 #[derive(Default)]
 pub(crate) struct Workforce {
-    /// Workers that were made and do not serve yet.
+    /// Workers that were created and do not serve yet.
     starting: usize,
     /// Workers that serve.
     pub(crate) serving: usize,
-    /// Workers that wait for the turn.
+    /// Workers that wait to become the leader.
     pub(crate) idle: usize,
     /// The smallest `idle` of this period.
     idle_least: usize,
-    /// Idle workers that are to end.
+    /// The number of idle workers that should end.
     surplus: usize,
     /// Whether [`Turns::demand`] waits for a shortage.
     is_awaited: bool,
@@ -43,25 +43,25 @@ pub(crate) struct Workforce {
 }
 
 impl Workforce {
-    /// Whether no worker is free to read the next request, or about to be.
+    /// Returns whether no worker is free to read the next request, or about to be.
     fn is_short(&self) -> bool {
         self.idle == 0 && self.starting == 0
     }
 
-    /// Whether there is a shortage that [`Turns::demand`] must be woken for.
+    /// Returns whether there is a shortage that must wake [`Turns::demand`].
     fn is_noticed(&self) -> bool {
         self.is_awaited && self.is_short()
     }
 
-    /// Counts an idle worker out. Returns whether [`Turns::demand`] must be woken.
+    /// Counts a worker as no longer idle. Returns whether [`Turns::demand`] must be woken.
     pub(crate) fn no_longer_idle(&mut self) -> bool {
         self.idle -= 1;
         self.idle_least = self.idle_least.min(self.idle);
         self.is_noticed()
     }
 
-    /// Whether an idle worker may end; counts it out of the surplus. The last idle worker never
-    /// may.
+    /// Returns whether an idle worker may end, and reduces the surplus then. The last idle worker
+    /// never may.
     pub(crate) fn may_end(&mut self) -> bool {
         let may = self.surplus > 0 && self.idle > 1;
         self.surplus -= usize::from(may);
@@ -69,7 +69,7 @@ impl Workforce {
     }
 }
 
-/// A worker that was made and does not serve yet.
+/// A worker that was created and does not serve yet.
 pub(crate) struct Starting(Arc<Turns>);
 
 impl Starting {
@@ -90,8 +90,8 @@ impl Drop for Starting {
 }
 
 impl Turns {
-    /// Waits for what the workers lack, for `period` at the most. Without `can_grow` no shortage
-    /// counts.
+    /// Waits for a shortage or a surplus of workers, for at most `period`. Without `can_grow` a
+    /// shortage does not count.
     pub(crate) fn demand(&self, period: Duration, can_grow: bool) -> Demand {
         let deadline = Instant::now() + period;
         let mut waiting = self.waiting.lock();
@@ -113,12 +113,12 @@ impl Turns {
         }
         match waiting.workers.is_closed {
             true => Demand::Closed,
-            // One is always there for what may come.
+            // One idle worker always stays, for new requests.
             false => Demand::Fewer(waiting.workers.idle_least.saturating_sub(1)),
         }
     }
 
-    /// Has so many idle workers end.
+    /// Makes `count` idle workers end.
     pub(crate) fn retire(&self, count: usize) {
         self.waiting.lock().workers.surplus = count;
         if count > 0 {
@@ -143,13 +143,13 @@ mod tests {
 
     const PERIOD: Duration = Duration::from_secs(30);
 
-    /// What the workers of the test share.
+    /// The state that the workers of the test share.
     #[derive(Clone)]
     struct Shared {
         turns: Arc<Turns>,
         requests: Arc<Mutex<Receiver<()>>>,
         held: Sender<()>,
-        /// Each ends the handling of one request.
+        /// Each message ends the handling of one request.
         words: Arc<Mutex<Receiver<()>>>,
         /// Whether a worker that has ended was retired.
         ended: Sender<bool>,

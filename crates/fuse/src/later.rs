@@ -1,11 +1,13 @@
-//! Requests that are put off: what they wait for below is over at a time that nobody is told of,
-//! such as the lease of another process on a file (fcntl, F_SETLEASE).
+//! Requests that are put off because they wait for an event in the backing file system of which the
+//! daemon gets no notification. An example is the lease of another process on a file (fcntl,
+//! F_SETLEASE).
 //!
 //! Instead of waiting in a worker, a handler puts such a request off ([`put_off`]). One thread
 //! handles it again, from its beginning, after pauses that grow ([`crate::Session::try_again`]).
-//! Meanwhile it holds no worker and no token. It is unanswered, so a successor is sent it again.
+//! Meanwhile the request holds no worker and no token. It is unanswered, so the kernel sends it
+//! again to a successor.
 //!
-//! What must never happen: that a request is put off which has changed anything.
+//! The invariant: a request that is put off has not changed anything.
 
 use crate::admission::{self, Deferred, Lane, Who};
 use crate::reply::Reply;
@@ -14,14 +16,14 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Requests that are put off at a time. As with the tokens of a class, one user's are at most as
-/// many as are free. Each costs an open(2) below every [`PAUSE_MAX`].
+/// The maximum number of requests that are put off. As with the tokens of a class, one user may
+/// have at most as many as are free. Each costs an open(2) of the backing file every [`PAUSE_MAX`].
 pub const PUT_OFF_MAX: usize = 1024;
 
-/// Pauses before a request that was put off is handled again: the first, and the longest. Each is
-/// twice the one before.
+/// The first pause before a request that was put off is handled again. Each further pause is twice
+/// the one before.
 pub const PAUSE_FIRST: Duration = Duration::from_millis(1);
-/// See [`PAUSE_FIRST`].
+/// The longest pause before a request that was put off is handled again.
 pub const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 /// The requests that are put off.
@@ -33,10 +35,10 @@ pub(crate) struct Later {
 }
 
 struct State {
-    /// How many each user has, those included that are being handled.
+    /// The number of requests of each user, including those that are being handled.
     users: Lane,
-    /// By the time when they are due. The second number tells those apart that are due at the same
-    /// time.
+    /// The requests by the time when they are due. The second number distinguishes requests that
+    /// are due at the same time.
     waiting: BTreeMap<(Instant, u64), Again>,
     count: u64,
     is_closed: bool,
@@ -57,7 +59,8 @@ impl Default for Later {
 }
 
 impl Later {
-    /// Whether one more of that user may be put off. Then it counts until [`Later::done`].
+    /// Returns whether one more request of that user may be put off. If so, it counts until
+    /// [`Later::done`].
     pub(crate) fn reserve(&self, who: Who) -> bool {
         let mut state = self.state.lock();
         let has_room = !state.is_closed && state.users.has_room(who);
@@ -91,8 +94,8 @@ impl Later {
         self.state.lock().users.give_back(who);
     }
 
-    /// Waits for one that is due. None: closed. It is handled again before the guard is let go. For
-    /// one thread.
+    /// Waits for a request that is due. Returns None if closed. The caller handles the request
+    /// again before it drops the guard. For one thread only.
     pub(crate) fn next(&self) -> Option<(Again, MutexGuard<'_, ()>)> {
         loop {
             let mut state = self.state.lock();
@@ -104,7 +107,7 @@ impl Later {
                     Some(_) => break,
                 }
             }
-            // A worker that puts a request off does not wait for this.
+            // A worker that puts a request off must not wait for the other lock.
             drop(state);
             let trying = self.trying.lock();
             let mut state = self.state.lock();
@@ -123,26 +126,27 @@ impl Later {
         self.changed.notify_all();
     }
 
-    /// As long as the guard is there, no request is handled again. None: within `limit` one still
-    /// was.
+    /// While the guard exists, no request is handled again. Returns None if one was still being
+    /// handled after `limit`.
     pub(crate) fn pause(&self, limit: Duration) -> Option<MutexGuard<'_, ()>> {
         self.trying.try_lock_for(limit)
     }
 
-    /// How many are put off.
+    /// Returns the number of requests that are put off.
     pub(crate) fn count(&self) -> usize {
         self.state.lock().users.held()
     }
 }
 
 thread_local! {
-    /// The request that this thread handles was put off before; and it was put off now.
+    /// Whether the request that this thread handles was put off before, and whether it was put off
+    /// now.
     static IS_AGAIN: Cell<bool> = const { Cell::new(false) };
     static IS_PUT_OFF: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Puts off the request that this thread handles, which has changed nothing, and is handled again
-/// in some milliseconds. Gives the reply back if it cannot be: others are too many.
+/// Puts off the request that this thread handles. The request must not have changed anything; it is
+/// handled again in some milliseconds. Returns the reply if too many requests are put off already.
 pub fn put_off(reply: Reply<'_>) -> Option<Reply<'_>> {
     if !IS_AGAIN.get() && !admission::reserve_later() {
         return Some(reply);
@@ -152,13 +156,13 @@ pub fn put_off(reply: Reply<'_>) -> Option<Reply<'_>> {
     None
 }
 
-/// This thread is about to handle a request, perhaps one that was put off before.
+/// This thread is about to handle a request, which may have been put off before.
 pub(crate) fn begin(is_again: bool) {
     IS_AGAIN.set(is_again);
     IS_PUT_OFF.set(false);
 }
 
-/// Whether it was put off.
+/// Returns whether the request was put off.
 pub(crate) fn was_put_off() -> bool {
     IS_PUT_OFF.take()
 }

@@ -1,26 +1,26 @@
 //! The kernel's FUSE protocol, and nothing else: no inode table, no policy, no file system.
 //!
-//! Why a crate of our own: the existing ones lack `O_TMPFILE`, statx, syncfs, the extensions of
-//! creating requests, the details of the suid rules, or taking over a connection that another
-//! process has negotiated.
+//! The reasons for a crate of our own: the existing ones lack `O_TMPFILE`, statx, syncfs, the
+//! extensions of creating requests, the details of the suid rules, or taking over a connection that
+//! another process has negotiated.
 //!
 //! - [`abi`]: the structures and numbers of the kernel's interface.
-//! - [`request`]: bytes from the device become a [`Request`]; whatever does not decode becomes an
-//!   error for that request.
+//! - [`request`]: decodes bytes from the device to a [`Request`]. A request that cannot be decoded
+//!   is an error for that request only.
 //! - [`reply`]: answers, written in one system call each.
-//! - [`session`]: the connection: negotiation, [`Worker`]s that read requests and hand them to a
-//!   [`Filesystem`].
-//! - `turns`: which of them reads; [`about_to_wait`].
-//! - `admission`: how many workers the requests of one user may hold.
-//! - `demand`: how many workers are needed.
+//! - [`session`]: the connection: negotiation, and [`Worker`]s that read requests and pass them to
+//!   a [`Filesystem`].
+//! - `turns`: selects the worker that reads requests (the leader); [`about_to_wait`].
+//! - `admission`: limits the number of workers that the requests of one user may hold.
+//! - `demand`: the number of workers that a session needs.
 //! - [`notify`]: messages to the kernel that are not answers.
-//! - [`backing`]: files that the kernel reads and writes below by itself.
+//! - [`backing`]: backing files that the kernel reads and writes by itself.
 //! - [`mounting`]: making and ending the mount.
 //! - [`mountinfo`]: the table of all mounts.
 //!
-//! Promises: nothing that the kernel sends makes this crate panic or read out of bounds; every
-//! request that expects an answer gets exactly one, also when its handler panics; and no answer is
-//! ever written twice.
+//! Promises: no message of the kernel makes this crate panic or read out of bounds. Every request
+//! that expects an answer gets exactly one, also when its handler panics. No answer is ever written
+//! twice.
 
 pub mod abi;
 mod admission;

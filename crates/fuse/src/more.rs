@@ -1,4 +1,4 @@
-//! READs that a worker takes out of the kernel's queue while it handles one.
+//! READs that a worker takes from the kernel's queue while it handles one.
 
 use crate::abi;
 use crate::admission::{self, Admission, Class, Deferred, Who};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// The READs that wait behind one that is being handled.
+/// The READs that wait in the queue behind the one that is being handled.
 pub struct More<'a> {
     device: &'a Arc<OwnedFd>,
     admission: &'a Admission,
@@ -20,12 +20,12 @@ pub struct More<'a> {
     capabilities: u64,
     leave: &'a AtomicBool,
     buffer: &'a mut [u8],
-    /// The length of a request that was read and is to be handled next, being no READ.
+    /// The length in bytes of a request that was read and is not a READ. It is handled next.
     pub(crate) kept: Option<usize>,
 }
 
 impl<'a> More<'a> {
-    /// Of a worker that reads into `buffer`.
+    /// For a worker that reads into `buffer`.
     pub(crate) fn new(
         device: &'a Arc<OwnedFd>,
         admission: &'a Admission,
@@ -37,7 +37,7 @@ impl<'a> More<'a> {
         More { device, admission, filesystem, capabilities, leave, buffer, kept: None }
     }
 
-    /// Of a READ that was deferred: none are behind it.
+    /// For a READ that was deferred: no other READ is taken.
     pub(crate) fn none(
         device: &'a Arc<OwnedFd>,
         admission: &'a Admission,
@@ -53,20 +53,20 @@ impl<'a> More<'a> {
         turns::about_to_wait();
     }
 
-    /// Whether the worker has nothing else to do for a moment, so that it may keep its processor
-    /// busy. If requests wait, it counts as [`More::about_to_wait`].
+    /// Returns whether the worker has nothing else to do for a moment, so that it may keep its
+    /// processor busy. If requests wait, the call counts as [`More::about_to_wait`].
     pub fn has_time(&self) -> bool {
         turns::has_time()
     }
 
     /// The worker is about to wait for the backing file of a READ: another worker reads requests
-    /// meanwhile. False: this user's READs hold enough workers. The caller gives the READ up, and
-    /// defers it ([`More::defer`]).
+    /// meanwhile. Returns false if this user's READs hold enough workers. Then the caller gives the
+    /// READ up, and defers it ([`More::defer`]).
     pub fn admit_read(&self) -> bool {
         admission::admit_read()
     }
 
-    /// Puts a READ off that [`More::admit_read`] has refused: it is handled when its user's READs
+    /// Defers a READ that [`More::admit_read`] has refused. It is handled when its user's READs
     /// hold fewer workers.
     pub fn defer(&self, request: &Request<'static>, reply: Reply<'a>) {
         let Operation::Read(args) = request.operation else { return };
@@ -81,20 +81,20 @@ impl<'a> More<'a> {
         }
     }
 
-    /// Waits until `other` is readable, or there is a request, at most so long: whether it is a
-    /// request. Does not wait where another worker reads requests meanwhile, or the one that was
-    /// read last is to be handled first.
+    /// Waits until `other` is readable, or there is a request, for at most `limit`. Returns whether
+    /// there is a request. Does not wait if another worker reads requests meanwhile, or if the
+    /// request that was read last must be handled first.
     pub fn wait_beside(&self, other: BorrowedFd<'_>, limit: Duration) -> bool {
         self.kept.is_none() && !self.leave.load(Ordering::Acquire) && turns::wait_beside(other, limit)
     }
 
-    /// The next one, if the next request is one. Waits for nothing.
+    /// Returns the next request if it is a READ. Does not wait.
     pub fn next_read(&mut self) -> Option<(Request<'static>, Reply<'a>)> {
         if self.kept.is_some() || self.leave.load(Ordering::Acquire) {
             return None;
         }
-        // A request that was taken back, or a signal, ends it, too; all other errors are there
-        // still for who reads next.
+        // A request that was taken back, or a signal, also ends it. All other errors will still be
+        // there at the next read.
         let len = rustix::io::read(&**self.device, &mut *self.buffer).ok().filter(|len| *len > 0)?;
         let request = Request::decode(&self.buffer[..len], self.capabilities);
         let Ok(Request { header, operation: Operation::Read(args), .. }) = request else {
@@ -107,7 +107,7 @@ impl<'a> More<'a> {
     }
 }
 
-/// A READ, with nothing in it that is in the buffer it came in.
+/// Returns a READ that does not borrow from the buffer it came in.
 pub(crate) fn a_read(header: abi::InHeader, args: abi::ReadIn) -> Request<'static> {
     Request { header, operation: Operation::Read(args), supplementary_group: None }
 }

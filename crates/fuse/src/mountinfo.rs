@@ -2,7 +2,7 @@
 //! (proc_pid_mountinfo(5)).
 //!
 //! The table is opened once and read again when the kernel reports a change. An open table stays
-//! readable when somebody mounts something over `/proc`. No request is sent to any of the file
+//! readable if another file system is mounted over `/proc`. No request is sent to any of the file
 //! systems in it.
 
 use crate::Errno;
@@ -24,9 +24,9 @@ pub struct MountEntry {
     pub id: u64,
     /// The number of the device, as `st_dev`.
     pub device: u64,
-    /// Where it is mounted, seen from the root directory of the process.
+    /// The mount point, relative to the root directory of the process.
     pub mountpoint: PathBuf,
-    /// Of the flags of the mount: `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC`.
+    /// The flags of the mount, of these: `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC`.
     pub flags: MountFlags,
     /// The type of the file system, such as `ext4` or `fuse.sshfs`.
     pub kind: String,
@@ -75,8 +75,8 @@ impl MountTable {
         Ok(MountTable { file: File::open(PATH)? })
     }
 
-    /// Whether a mount was made, changed or removed since the last call, or since the table was
-    /// opened.
+    /// Returns whether a mount was made, changed or removed since the last call, or since the table
+    /// was opened.
     pub fn has_changed(&self) -> bool {
         let mut fds = [PollFd::new(&self.file, PollFlags::PRI)];
         loop {
@@ -87,7 +87,7 @@ impl MountTable {
         }
     }
 
-    /// All mounts. A later one at the same place covers an earlier one.
+    /// Returns all mounts. A later one at the same place covers an earlier one.
     ///
     /// # Errors
     /// When the table cannot be read.

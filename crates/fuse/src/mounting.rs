@@ -1,4 +1,4 @@
-//! Making and ending the mount: by mount(2) where we may, else by the set-uid program
+//! Makes and ends the mount: by mount(2) if the process has the rights, else by the set-uid program
 //! `fusermount3`.
 
 use crate::Errno;
@@ -14,26 +14,25 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The device that all FUSE connections begin at.
+/// The device on which all FUSE connections begin.
 pub const DEVICE: &str = "/dev/fuse";
 /// The program that mounts for ordinary users.
 pub const FUSERMOUNT: &str = "fusermount3";
 
-/// How to mount.
+/// The options of a mount.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What /proc/mounts shows as the source.
+    /// The source that /proc/mounts shows.
     pub fsname: String,
-    /// What follows `fuse.` in the file system's type.
+    /// The part of the file system's type after `fuse.`.
     pub subtype: String,
-    /// Whether users other than the one who mounts may use it.
+    /// Whether other users than the one who mounts may use it.
     pub allow_other: bool,
-    /// No writes, set-uid programs, devices, programs: by [`MountFlags`] `RDONLY`, `NOSUID`,
-    /// `NODEV`, `NOEXEC`.
+    /// Restrictions: `RDONLY`, `NOSUID`, `NODEV`, `NOEXEC` of [`MountFlags`].
     pub flags: MountFlags,
 }
 
-/// Mounts on `mountpoint` by mount(2), which takes CAP_SYS_ADMIN. Returns the connection's
+/// Mounts on `mountpoint` by mount(2), which needs CAP_SYS_ADMIN. Returns the connection's
 /// descriptor.
 pub fn mount(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
     let device = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
@@ -52,11 +51,11 @@ pub fn mount(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
 }
 
 /// Mounts on `mountpoint` by `fusermount3`, as an ordinary user. Returns the connection's
-/// descriptor. `NotFound` means that the program is not installed; for other errors it has said why
-/// on the standard error, which is part of the message.
+/// descriptor. `NotFound` means that the program is not installed. For other errors the message
+/// includes the program's standard error.
 pub fn mount_by_fusermount(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
     let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // The program inherits its end, so that one descriptor must not be closed on exec.
+    // The program inherits its end, so this descriptor must not be closed on exec.
     let inherited = rustix::io::dup(&theirs)?;
     drop(theirs);
     let mut list = format!(
@@ -129,7 +128,7 @@ pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     }
 }
 
-/// Another descriptor of the same connection, with a queue of its own.
+/// Returns another descriptor of the same connection, with a queue of its own.
 pub fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
     let clone = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let original = device.as_raw_fd() as u32;
@@ -141,8 +140,8 @@ pub fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(clone)
 }
 
-/// Whether `path` is a mount point whose type is `fuse.<subtype>`, and the device number of what is
-/// mounted there. Asks nothing of the mounted file system, which need not be served yet.
+/// Returns the device number of the file system mounted at `path`, if its type is `fuse.<subtype>`.
+/// Sends no request to the mounted file system, which may not be served yet.
 pub fn find(path: &Path, subtype: &str) -> io::Result<Option<u64>> {
     let kind = format!("fuse.{subtype}");
     let mounts = MountTable::open()?.read()?;

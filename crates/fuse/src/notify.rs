@@ -1,9 +1,9 @@
-//! Messages to the kernel that are not answers: drop what you cache.
+//! Messages to the kernel that are not answers, such as: drop cached pages.
 //!
-//! Never call these inside the handling of a request: the kernel takes locks (of the inode, its
+//! Never call these while a request is being handled. The kernel takes locks (of the inode, its
 //! pages, the parent directory) that the request's caller may hold until it has its answer. Use a
-//! thread of their own. The exception is the attributes of what the caller holds: nothing is waited
-//! for to forget them.
+//! thread of their own. The exception is dropping the attributes of an object that the caller
+//! holds: that takes no lock.
 
 use crate::Errno;
 use crate::abi::{self, notify_code};
@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Sends notifications. ENOENT from any of them means that the kernel does not cache the thing,
+/// Sends notifications. ENOENT from any of them means that the kernel does not cache the object,
 /// which is as good as success.
 #[derive(Clone)]
 pub struct Notifier {
@@ -30,28 +30,28 @@ impl Notifier {
         send(self.device.as_fd(), 0, code, parts)
     }
 
-    /// Drops the attributes and the cached pages that hold bytes `offset..offset + len`; a `len` of
-    /// 0 means to the end. With a negative `offset`, only the attributes.
+    /// Drops the attributes, and the cached pages that hold bytes `offset..offset + len`. A `len`
+    /// of 0 means to the end of the file. With a negative `offset`, drops only the attributes.
     pub fn inval_inode(&self, nodeid: u64, offset: i64, len: i64) -> Result<(), Errno> {
         let out = abi::NotifyInvalInodeOut { ino: nodeid, off: offset, len };
         self.send(notify_code::INVAL_INODE, &[out.as_bytes()])
     }
 
-    /// Drops a name; with `expire_only` it is looked up again at its next use, but stays.
+    /// Drops a name. With `expire_only` the name stays, and is looked up again at its next use.
     pub fn inval_entry(&self, parent: u64, name: &CStr, expire_only: bool) -> Result<(), Errno> {
         let flags = if expire_only { abi::EXPIRE_ONLY } else { 0 };
         let out = abi::NotifyInvalEntryOut { parent, namelen: name.count_bytes() as u32, flags };
         self.send(notify_code::INVAL_ENTRY, &[out.as_bytes(), name.to_bytes_with_nul()])
     }
 
-    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one.
-    /// Stores nothing in its cache, and drops nothing.
+    /// Gives the kernel this size of a file, in bytes, if the kernel has a smaller one. Stores
+    /// nothing in its cache, and drops nothing.
     ///
-    /// The message says that bytes follow, for the cache, which the kernel cannot read. It moves
-    /// the end before it tries (fs/fuse/dev.c, `fuse_notify_store`; 6.1 to 6.18), and then returns
-    /// EFAULT. Meanwhile it locks the first page of these bytes: so it waits for what holds this
-    /// page locked, as for dropping pages. It is the page before the last, because whoever appends
-    /// may hold that locked.
+    /// The message announces bytes for the cache that the kernel cannot read. The kernel moves the
+    /// end before it tries to read them (fs/fuse/dev.c, `fuse_notify_store`; 6.1 to 6.18), and then
+    /// returns EFAULT. Meanwhile it locks the first page of these bytes. So it waits for the holder
+    /// of this page's lock, as it does when it drops pages. The page is the one before the last,
+    /// because an appending writer may hold the lock of the last page.
     pub fn move_end(&self, nodeid: u64, size_bytes: u64) -> Result<(), Errno> {
         let len = size_bytes.min(PAGE_BYTES as u64 + 1) as u32;
         if len == 0 {
@@ -64,21 +64,21 @@ impl Notifier {
         }
     }
 
-    /// Tells that the name, which belonged to `child`, was deleted.
+    /// Reports that the name, which belonged to `child`, was deleted.
     pub fn delete(&self, parent: u64, child: u64, name: &CStr) -> Result<(), Errno> {
         let out = abi::NotifyDeleteOut { parent, child, namelen: name.count_bytes() as u32, padding: 0 };
         self.send(notify_code::DELETE, &[out.as_bytes(), name.to_bytes_with_nul()])
     }
 
-    /// Has the kernel forget the nodes among these that nobody uses (Linux 6.18, minor version
-    /// [`abi::PRUNE_MINOR`]; EINVAL before). At most [`abi::PRUNE_NODES_MAX`] of them.
+    /// Makes the kernel forget those of these nodes that are not in use (Linux 6.18, minor version
+    /// [`abi::PRUNE_MINOR`]; EINVAL before). At most [`abi::PRUNE_NODES_MAX`] nodes.
     pub fn prune(&self, nodes: &[u64]) -> Result<(), Errno> {
         let nodes = &nodes[..nodes.len().min(abi::PRUNE_NODES_MAX)];
         let out = abi::NotifyPruneOut { count: nodes.len() as u32, padding: 0, spare: 0 };
         self.send(notify_code::PRUNE, &[out.as_bytes(), nodes.as_bytes()])
     }
 
-    /// Asks for all requests again that were read but not answered (after a takeover; needs
+    /// Requests again all requests that were read but not answered (after a takeover; needs
     /// HAS_RESEND).
     pub fn resend(&self) -> Result<(), Errno> {
         self.send(notify_code::RESEND, &[])

@@ -1,7 +1,8 @@
-//! Answers to requests. Each is one system call; data are written from where they lie.
+//! Answers to requests. Each is one system call; data are written from where they are, without a
+//! copy.
 //!
-//! A [`Reply`] answers once: sending consumes it, and one that is dropped unsent answers EIO, so
-//! that no caller of the file system ever waits for an answer that was forgotten.
+//! A [`Reply`] answers once: sending consumes it, and a reply that is dropped unsent answers EIO.
+//! So no caller of the file system waits for ever for an answer that was forgotten.
 
 use crate::Errno;
 use crate::abi;
@@ -10,10 +11,10 @@ use std::io::IoSlice;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use zerocopy::{Immutable, IntoBytes};
 
-/// Errors that an answer may have are below this one (fs/fuse/dev.c, fuse_dev_do_write).
+/// The error numbers of an answer must be below this one (fs/fuse/dev.c, fuse_dev_do_write).
 const ERRNO_END: i32 = 512;
 
-/// The duty to answer one request.
+/// The obligation to answer one request.
 #[must_use]
 pub struct Reply<'a> {
     device: BorrowedFd<'a>,
@@ -26,37 +27,37 @@ impl<'a> Reply<'a> {
         Reply { device, unique, open: true }
     }
 
-    /// For requests that have no answer (FORGET).
+    /// Sends nothing, for requests that have no answer (FORGET).
     pub fn none(mut self) {
         self.open = false;
     }
 
-    /// Done, with nothing to tell.
+    /// Answers with success and no data.
     pub fn ok(self) -> Result<(), Errno> {
         self.parts(&[])
     }
 
-    /// Refused. The kernel takes no number from 512 on, and its caller would wait for ever: those
-    /// of file systems below that they were to keep to themselves (NFS has some) are EIO.
+    /// Answers with an error. The kernel rejects numbers from 512 on, and its caller would wait for
+    /// ever. Some backing file systems return such internal numbers (NFS does): they become EIO.
     pub fn error(mut self, errno: Errno) -> Result<(), Errno> {
         self.open = false;
         let number = errno.raw_os_error();
         send(self.device, self.unique, if number < ERRNO_END { -number } else { -Errno::IO.raw_os_error() }, &[])
     }
 
-    /// Done, with a structure as the answer.
+    /// Answers with a structure.
     pub fn value<T: IntoBytes + Immutable>(self, value: &T) -> Result<(), Errno> {
         self.parts(&[value.as_bytes()])
     }
 
-    /// Done, with bytes as the answer.
+    /// Answers with bytes.
     pub fn data(self, data: &[u8]) -> Result<(), Errno> {
         self.parts(&[data])
     }
 
-    /// Done, with up to three pieces as the answer. An error means that the kernel did not take it:
-    /// the caller of the file system will never see what it says, so references it hands out
-    /// (lookup counts, file handles) must be taken back.
+    /// Answers with up to three pieces. An error means that the kernel did not accept the answer,
+    /// so the caller of the file system will never get it. References that it hands out (lookup
+    /// counts, file handles) must be taken back.
     pub fn parts(mut self, parts: &[&[u8]]) -> Result<(), Errno> {
         self.open = false;
         send(self.device, self.unique, 0, parts)
@@ -71,7 +72,7 @@ impl Drop for Reply<'_> {
     }
 }
 
-/// Writes a message to the device: an answer, or with `unique` 0 a notification.
+/// Writes a message to the device: an answer, or, if `unique` is 0, a notification.
 pub(crate) fn send(device: BorrowedFd<'_>, unique: u64, error: i32, parts: &[&[u8]]) -> Result<(), Errno> {
     const PARTS_MAX: usize = 3;
     let parts = parts.get(..parts.len().min(PARTS_MAX)).unwrap_or_default();
@@ -90,7 +91,7 @@ pub(crate) fn send(device: BorrowedFd<'_>, unique: u64, error: i32, parts: &[&[u
     }
 }
 
-/// Writes a notification whose data end with so many bytes that the kernel cannot read.
+/// Writes a notification whose data end with `unreadable` bytes that the kernel cannot read.
 pub(crate) fn send_unreadable(device: BorrowedFd<'_>, code: i32, data: &[u8], unreadable: usize) -> Result<(), Errno> {
     let len = size_of::<abi::OutHeader>() + data.len() + unreadable;
     let header = abi::OutHeader { len: len as u32, error: code, unique: 0 };

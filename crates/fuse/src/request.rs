@@ -1,8 +1,8 @@
-//! From the bytes of a request to a typed operation.
+//! Decodes the bytes of a request to a typed operation.
 //!
-//! Every length is checked against the bytes at hand. What does not decode is an error for that one
-//! request; an opcode that is not known is [`Operation::Unknown`], for which ENOSYS is the right
-//! answer. Names are what the kernel sent, of any encoding.
+//! Every length is checked against the available bytes. If decoding fails, only that one request
+//! gets an error. An unknown opcode becomes [`Operation::Unknown`], for which ENOSYS is the right
+//! answer. Names are as the kernel sent them, in any encoding.
 
 use crate::abi::{self, opcode};
 use std::ffi::CStr;
@@ -23,18 +23,18 @@ impl std::error::Error for DecodeError {}
 /// One request.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// The caller, and the node that it asks about.
+    /// The caller, and the node of the request.
     pub header: abi::InHeader,
-    /// What is asked.
+    /// The requested operation.
     pub operation: Operation<'a>,
     /// A supplementary group that a creating request should be made with (FUSE_CREATE_SUPP_GROUP).
     pub supplementary_group: Option<u32>,
 }
 
-/// What is asked. The fields are those of the kernel's structures and the names and bytes behind
-/// them.
+/// The requested operation. The fields are those of the kernel's structures, and the names and
+/// bytes behind them.
 #[derive(Debug)]
-#[allow(missing_docs)] // One variant per opcode; the interface's own documentation says what each means.
+#[allow(missing_docs)] // One variant per opcode; the interface's own documentation explains each.
 pub enum Operation<'a> {
     Lookup {
         name: &'a CStr,
@@ -132,7 +132,7 @@ pub enum Operation<'a> {
         wide: bool,
     },
     Syncfs,
-    /// Locks, bmap, poll, DAX mappings, and whatever is newer than this crate.
+    /// Locks, bmap, poll, DAX mappings, and opcodes that are newer than this crate.
     Unknown,
 }
 
@@ -149,7 +149,7 @@ impl Iterator for Forgets<'_> {
     }
 }
 
-/// The rest of a request, taken from the front.
+/// The rest of a request; fields are taken from its front.
 struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {
@@ -172,26 +172,25 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// The header of a request, as far as there is one.
+/// Decodes the header of a request, if it is complete.
 pub fn header(bytes: &[u8]) -> Result<abi::InHeader, DecodeError> {
     abi::InHeader::read_from_prefix(bytes).map(|(header, _)| header).map_err(|_| DecodeError)
 }
 
 impl<'a> Request<'a> {
-    /// The kernel's number of the request, the same when it is sent again. Numbers grow in the
-    /// order in which requests are queued.
+    /// Returns the kernel's number of the request, which is the same when the request is sent
+    /// again. Numbers grow in the order in which requests are queued.
     pub fn number(&self) -> u64 {
         self.header.unique & !abi::UNIQUE_RESEND
     }
 
-    /// Whether it is sent again, because a daemon before this one has read it and not answered: it
-    /// may have been done already.
+    /// Returns whether the request is sent again, because an earlier daemon has read it and not
+    /// answered it. It may have been done already.
     pub fn is_resent(&self) -> bool {
         self.header.unique & abi::UNIQUE_RESEND != 0
     }
 
-    /// Decodes what was read from the device; `capabilities` are those negotiated (see
-    /// [`abi::init`]).
+    /// Decodes bytes from the device; `capabilities` are those negotiated (see [`abi::init`]).
     pub fn decode(bytes: &'a [u8], capabilities: u64) -> Result<Request<'a>, DecodeError> {
         let header = header(bytes)?;
         let body = bytes.get(size_of::<abi::InHeader>()..header.len as usize).ok_or(DecodeError)?;
@@ -285,8 +284,8 @@ fn decode_operation(code: u32, mut rest: Cursor<'_>, capabilities: u64) -> Resul
     })
 }
 
-/// Finds the group among the extensions. Security contexts, which we never negotiate, and newer
-/// kinds are passed over.
+/// Finds the group among the extensions. Skips security contexts, which we never negotiate, and
+/// newer kinds.
 fn supplementary_group(extensions: &[u8]) -> Result<Option<u32>, DecodeError> {
     let mut group = None;
     let mut rest = extensions;
@@ -347,8 +346,8 @@ mod tests {
         assert!(Request::decode(&bytes, abi::init::SETXATTR_EXT).is_err());
     }
 
-    /// Every opcode, cut off at every length and filled with hostile numbers: decodes or fails,
-    /// never panics.
+    /// Every opcode, cut off at every length and filled with hostile numbers, is decoded or fails;
+    /// it never panics.
     #[test]
     fn no_bytes_panic() {
         let mut state = 0x9e37_79b9_7f4a_7c15u64;

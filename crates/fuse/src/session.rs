@@ -1,9 +1,9 @@
-//! A connection to the kernel: negotiation, and workers that read requests and hand them to a
+//! A connection to the kernel: negotiation, and workers that read requests and pass them to a
 //! [`Filesystem`].
 //!
-//! A session knows no threads: each [`Worker`] has a descriptor and buffers of its own, and runs on
-//! whatever thread calls [`Worker::serve`]. Memory is fixed: two buffers of a little over 1 MiB per
-//! worker, touched only as far as requests reach.
+//! A session has no threads: each [`Worker`] has a descriptor and buffers of its own, and runs on
+//! the thread that calls [`Worker::serve`]. Memory is fixed: two buffers of a little over 1 MiB for
+//! each worker, touched only as far as requests reach.
 
 use crate::abi::{self, init};
 use crate::admission::{self, Admission, Class, Deferred, Who};
@@ -25,79 +25,79 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use sync::polling::{POLL_MAX, Patience};
 
-/// Largest WRITE and READ, in bytes. The kernel's own bound is 256 pages.
+/// The largest WRITE and READ, in bytes. The kernel's own limit is 256 pages.
 pub const IO_BYTES_MAX: usize = 1 << 20;
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// Requests are read to where the data of a WRITE begin on a page, so that they can be written on
-/// with O_DIRECT.
+/// The offset in the buffer at which a request is read. It makes the data of a WRITE page-aligned,
+/// so they can be written with O_DIRECT.
 const REQUEST_START: usize = PAGE_BYTES - size_of::<abi::InHeader>() - size_of::<abi::WriteIn>();
-/// Room for a largest WRITE, which is the largest of all requests.
+/// Room for the largest WRITE, which is the largest of all requests.
 const REQUEST_BUFFER_BYTES: usize = PAGE_BYTES + IO_BYTES_MAX + PAGE_BYTES;
 
-/// With PASSTHROUGH: how deep what is mounted here may stand in a stack of file systems. It may lie
-/// on others that are not stacked, and one such as overlayfs may lie on it (fs/fuse/passthrough.c;
+/// With PASSTHROUGH: the maximum depth of this mount in a stack of file systems. It may lie on file
+/// systems that are not stacked, and one such as overlayfs may lie on it (fs/fuse/passthrough.c;
 /// FILESYSTEM_MAX_STACK_DEPTH is 2).
 const STACK_DEPTH_MAX: u32 = 1;
 
-/// What the file system would like; the kernel's offer limits it.
+/// The capabilities and sizes that the file system requests; the kernel's offer limits them.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
     /// Bits of [`abi::init`].
     pub capabilities: u64,
-    /// Read-ahead window, in bytes.
+    /// The read-ahead window, in bytes.
     pub readahead_bytes_max: u32,
-    /// Requests in the background (read-ahead, writeback, asynchronous direct I/O) that may be
-    /// under way at once.
+    /// The maximum number of background requests (read-ahead, writeback, asynchronous direct I/O)
+    /// in progress.
     pub background_max: u16,
-    /// Granularity of the times that the kernel keeps by itself with WRITEBACK_CACHE, in
+    /// The granularity of the times that the kernel keeps by itself with WRITEBACK_CACHE, in
     /// nanoseconds: at most 1,000,000,000.
     pub time_granularity_ns: u32,
 }
 
-/// What was agreed on. Handed to a successor, it lets it take over the connection without INIT.
+/// The result of the negotiation. With it a successor can take over the connection without INIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated {
-    /// Minor version of the interface in use.
+    /// The minor version of the interface in use.
     pub minor: u32,
     /// Bits of [`abi::init`] in use.
     pub capabilities: u64,
 }
 
-/// Answers requests. Called from many workers at once.
+/// A file system that answers requests. Many workers call it at once.
 pub trait Filesystem: Sync {
-    /// Handles one request and answers it. `scratch` is the worker's, page-aligned, at least
-    /// [`IO_BYTES_MAX`] bytes, and holds anything; it is meant for the answer's data.
+    /// Handles one request and answers it. `scratch` is the worker's buffer for the answer's data:
+    /// page-aligned, at least [`IO_BYTES_MAX`] bytes, with undefined contents.
     fn handle(&self, request: &Request<'_>, reply: Reply<'_>, scratch: &mut [u8]);
 
-    /// What a request that is no READ may have to wait for: it is handled when its user may hold
-    /// one more worker for that.
+    /// Returns the class of a request other than READ that may have to wait. The request is handled
+    /// when its user may hold one more worker of that class.
     fn class(&self, request: &Request<'_>) -> Option<Class> {
         let _ = request;
         None
     }
 
-    /// The file system below that a node is of, if there are several: one that does not answer then
-    /// leaves those who use it workers for the others. 0: there is one only.
+    /// Returns a number of the backing file system of a node, if there are several. If one of them
+    /// does not answer, its users still have workers for the others. 0: there is only one.
     fn file_system(&self, nodeid: u64) -> u32 {
         let _ = nodeid;
         0
     }
 
-    /// Handles a READ, and as many of those that wait behind it as it likes to take out of `more`.
+    /// Handles a READ, and any number of the READs behind it, taken from `more`.
     fn read<'a>(&self, request: Request<'static>, reply: Reply<'a>, more: &mut More<'a>, scratch: &mut [u8]) {
         let _ = more;
         self.handle(&request, reply, scratch);
     }
 }
 
-/// Why a worker has ended.
+/// The reason why a worker has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
     /// The mount is gone.
     Gone,
-    /// It was asked to leave ([`Session::leave`]); the connection is there for a successor.
+    /// The worker had to leave ([`Session::leave`]); the connection stays for a successor.
     Left,
-    /// It was not needed any more ([`Session::retire`]).
+    /// The worker was not needed any more ([`Session::retire`]).
     Retired,
 }
 
@@ -163,7 +163,7 @@ impl Session {
         }
     }
 
-    /// Goes on with a connection that another process negotiated.
+    /// Continues a connection that another process negotiated.
     pub fn resume(device: OwnedFd, negotiated: Negotiated) -> Session {
         Session {
             device: Arc::new(device),
@@ -174,27 +174,28 @@ impl Session {
         }
     }
 
-    /// The session is going to have so many workers at the most. To be called before the first one
-    /// is made.
+    /// Sets the maximum number of workers. Must be called before the first worker is made.
     pub fn limit_workers(&mut self, most: usize) {
         self.admission = Arc::new(Admission::new(most));
         if self.negotiated.capabilities & abi::init::HAS_RESEND == 0 {
-            // A successor would not be sent what is put off.
+            // The kernel would not send requests that are put off to a successor.
             self.close_later();
         }
     }
 
-    /// Requests that wait until their user may hold one more worker.
+    /// Returns the number of requests that wait until their user may hold one more worker.
     pub fn deferred(&self) -> usize {
         self.admission.deferred()
     }
 
-    /// Requests that were put off ([`crate::put_off`]) and are not answered yet.
+    /// Returns the number of requests that were put off ([`crate::put_off`]) and are not answered
+    /// yet.
     pub fn put_off(&self) -> usize {
         self.admission.later.count()
     }
 
-    /// Handles requests again that were put off, until [`Session::close_later`]. For one thread.
+    /// Handles requests again that were put off, until [`Session::close_later`]. For one thread
+    /// only.
     ///
     /// # Errors
     /// When there is no memory for a buffer.
@@ -232,35 +233,35 @@ impl Session {
         self.admission.later.pause(limit)
     }
 
-    /// Set, it has every worker end before it reads one request more. One that waits for a request
-    /// must be interrupted by a signal to see it, again and again while [`Worker::reading`] says
-    /// that it reads. Those that wait for their turn get it from who ends.
+    /// If set, every worker ends before it reads another request. A signal must interrupt a worker
+    /// that waits for a request, again and again while [`Worker::reading`] is set. Workers that
+    /// wait to become the leader get the turn from workers that end.
     pub fn leave(&self) -> &Arc<AtomicBool> {
         &self.leave
     }
 
-    /// What was agreed on.
+    /// Returns the result of the negotiation.
     pub fn negotiated(&self) -> Negotiated {
         self.negotiated
     }
 
-    /// The descriptor of the connection.
+    /// Returns the descriptor of the connection.
     pub fn device(&self) -> &Arc<OwnedFd> {
         &self.device
     }
 
-    /// Sends notifications on this connection.
+    /// Returns a sender of notifications on this connection.
     pub fn notifier(&self) -> Notifier {
         Notifier::new(self.device.clone())
     }
 
-    /// Waits for what the workers lack, for `period` at the most: one more, because all are held
-    /// up, if that `can` be; or fewer. One thread may wait for it.
+    /// Waits for a change in the number of workers that are needed, for at most `period`: one more
+    /// if all are blocked and `can_grow` is set, or fewer. One thread may wait.
     pub fn demand(&self, period: Duration, can_grow: bool) -> Demand {
         self.turns.demand(period, can_grow)
     }
 
-    /// Has so many idle workers end ([`Served::Retired`]), but never the last one.
+    /// Makes `count` idle workers end ([`Served::Retired`]), but never the last one.
     pub fn retire(&self, count: usize) {
         self.turns.retire(count);
     }
@@ -270,29 +271,29 @@ impl Session {
         self.turns.close();
     }
 
-    /// A worker with a descriptor of its own, so that workers do not share the kernel's queue of
-    /// what they have read.
+    /// Returns a worker with a descriptor of its own, so workers do not share the kernel's queue of
+    /// requests that were read.
     pub fn worker(&self) -> io::Result<Worker> {
         let device = match mounting::clone_device(&self.device) {
             Ok(device) => device,
-            // Where /dev/fuse cannot be opened (a sandbox), the workers share one queue: slower,
-            // and as right.
+            // If /dev/fuse cannot be opened (in a sandbox), the workers share one queue. That is
+            // slower, and equally correct.
             Err(_) => self.device.try_clone()?,
         };
         self.worker_on(device)
     }
 
-    /// A worker with a descriptor of this connection that a daemon before this one had.
+    /// Returns a worker with a descriptor of this connection that an earlier daemon had.
     pub fn worker_on(&self, device: OwnedFd) -> io::Result<Worker> {
-        // A worker that has something to do does not wait for more.
+        // A worker with other work must not block in read(2).
         let flags = rustix::fs::fcntl_getfl(&device)?;
         rustix::fs::fcntl_setfl(&device, flags | rustix::fs::OFlags::NONBLOCK)?;
         self.worker_with(Arc::new(device))
     }
 
-    /// A worker that shares the connection's own descriptor, which costs none. The kernel's queue
-    /// of what was read from it is shared, too, which does not matter to a worker that is there
-    /// because others are held up.
+    /// Returns a worker that shares the connection's own descriptor, so it costs no descriptor. It
+    /// also shares the kernel's queue of requests that were read. That does not matter for a worker
+    /// that is needed because others are blocked.
     pub fn extra_worker(&self) -> io::Result<Worker> {
         let flags = rustix::fs::fcntl_getfl(&self.device)?;
         rustix::fs::fcntl_setfl(&self.device, flags | rustix::fs::OFlags::NONBLOCK)?;
@@ -301,9 +302,9 @@ impl Session {
 
     fn worker_with(&self, device: Arc<OwnedFd>) -> io::Result<Worker> {
         let request = Buffer::new(REQUEST_BUFFER_BYTES)?;
-        // A page that is not there yet is faulted in while the kernel hands over a request. If we
-        // are killed just then, that fails, and the kernel fails the request for good instead of
-        // sending it again.
+        // A missing page would be faulted in while the kernel hands over a request. If the process
+        // is killed at that moment, the page fault fails, and the kernel fails the request for good
+        // instead of sending it again.
         request.populate();
         Ok(Worker {
             starting: Some(Starting::new(&self.turns)),
@@ -319,8 +320,8 @@ impl Session {
     }
 }
 
-/// Reads requests and has them answered: one at a time, but for READs that the file system likes to
-/// answer together.
+/// Reads requests and has them answered: one at a time, except for READs that the file system
+/// answers together.
 pub struct Worker {
     starting: Option<Starting>,
     device: Arc<OwnedFd>,
@@ -334,19 +335,19 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Its descriptor of the connection. As long as any process has it open, the kernel keeps the
-    /// requests that were read from it and not answered.
+    /// Returns the worker's descriptor of the connection. While any process has it open, the kernel
+    /// keeps the requests that were read from it and not answered.
     pub fn device(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
     }
 
-    /// Whether it waits for a request, so that a signal to its thread interrupts nothing else.
+    /// Returns a flag that is set while the worker waits for a request. Then a signal to its thread
+    /// interrupts nothing else.
     pub fn reading(&self) -> &Arc<AtomicBool> {
         &self.reading
     }
 
-    /// Serves until the mount is gone or the worker is asked to leave, neither of which is an
-    /// error.
+    /// Serves until the mount is gone or the worker must leave, neither of which is an error.
     pub fn serve(&mut self, filesystem: &dyn Filesystem) -> io::Result<Served> {
         let mut place = Place::new(&self.turns, &self.device);
         drop(self.starting.take());
@@ -367,16 +368,16 @@ impl Worker {
                 }
             };
             let len = match read {
-                // Nothing at all is the end of a stream, which stands in for the device in tests.
+                // A read of 0 bytes is the end of a stream, which replaces the device in tests.
                 Ok(0) | Err(Errno::NODEV) => return Ok(Served::Gone),
                 Ok(len) => len,
                 Err(Errno::CANCELED) => return Ok(Served::Left),
-                // Somebody else was quicker.
+                // Another worker was quicker.
                 Err(Errno::AGAIN) => continue,
                 Err(errno) => return Err(errno.into()),
             };
             kept = self.serve_one(len, &mut place, filesystem);
-            // What was read ahead comes first.
+            // Deferred requests come after requests that were read ahead.
             while kept.is_none()
                 && let Some(deferred) = self.admission.next()
             {
@@ -385,14 +386,14 @@ impl Worker {
         }
     }
 
-    /// Handles a request of that length. Returns the length of another one that was read behind it.
+    /// Handles a request of that length. Returns the length of another one that was read after it.
     fn serve_one(&mut self, len: usize, place: &mut Place, filesystem: &dyn Filesystem) -> Option<usize> {
         let bytes = &self.request[REQUEST_START..][..len];
         let Ok(header) = request::header(bytes) else { return None };
         let reply = Reply::new(self.device.as_fd(), header.unique);
         let scratch = &mut self.scratch[..];
-        // A panic in a handler is a bug of ours; the unsent replies answer EIO, and all others are
-        // served on.
+        // A panic in a handler is a bug of the daemon. The unsent replies answer EIO, and all other
+        // requests are served.
         match Request::decode(bytes, self.capabilities) {
             Ok(Request { header, operation: Operation::Read(args), .. }) => {
                 let buffer = &mut self.request[REQUEST_START..];
@@ -433,7 +434,7 @@ impl Worker {
         None
     }
 
-    /// Handles a request that was deferred, and that there is a token for now.
+    /// Handles a request that was deferred, and that has a token now.
     fn serve_deferred(&mut self, deferred: Deferred, place: &mut Place, filesystem: &dyn Filesystem) {
         let scratch = &mut self.scratch[..];
         admission::handles(deferred.who, Some(deferred.class));
@@ -458,8 +459,8 @@ impl Worker {
     }
 }
 
-/// Whether it writes what the kernel has cached, or closes a file: nobody could be told that this
-/// failed, and the kernel bounds how many there are.
+/// Returns whether the request writes data that the kernel has cached, or closes a file. No caller
+/// would learn of a failure, and the kernel limits their number.
 fn cannot_fail(request: &Request<'_>) -> bool {
     match request.operation {
         Operation::Write { args, .. } => args.write_flags & abi::WRITE_CACHE != 0,
@@ -468,8 +469,9 @@ fn cannot_fail(request: &Request<'_>) -> bool {
     }
 }
 
-/// Reads one request. Where there is none, it waits if it is to, which only one worker should: the
-/// kernel wakes all who do (fs/fuse/dev.c, fuse_dev_poll). Time to `leave` is ECANCELED.
+/// Reads one request. If there is none, waits if `patience` is set. Only one worker should wait,
+/// because the kernel wakes all that do (fs/fuse/dev.c, fuse_dev_poll). Returns ECANCELED when
+/// `leave` is set.
 fn read_request(
     device: &OwnedFd,
     buffer: &mut [u8],
@@ -482,7 +484,7 @@ fn read_request(
                 return Err(Errno::CANCELED);
             }
             match rustix::io::read(device, &mut *buffer) {
-                // A request that was taken back, or a signal.
+                // The request was taken back, or a signal arrived.
                 Err(Errno::NOENT | Errno::INTR) => {}
                 result => return result,
             }
@@ -521,8 +523,8 @@ mod tests {
         }
     }
 
-    /// Whatever arrives and whatever the file system does with it: one answer each, in order, and
-    /// serving goes on.
+    /// For any request and any result of the file system: one answer each, in order, and serving
+    /// goes on.
     #[test]
     fn every_request_is_answered_once() {
         let (kernel, device) =
@@ -554,7 +556,7 @@ mod tests {
         assert_eq!(thread.join().unwrap().unwrap(), Served::Gone);
     }
 
-    /// Answers all READs that are there with how many they are; and everything else.
+    /// Answers all available READs with their number; and everything else.
     struct Gathering;
 
     impl Filesystem for Gathering {

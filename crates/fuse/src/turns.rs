@@ -1,8 +1,9 @@
-//! Whose turn it is to read requests: one worker's, for as long as it is quick.
+//! Selects the leader: the one worker that reads requests, as long as it is quick. In this module
+//! the right to read is the *turn*.
 //!
-//! Were all workers to read at once, the kernel would wake another one for each request: its caches
-//! are cold, and a thread that was just about to read goes to sleep instead. So one worker has the
-//! *turn*. It reads a request, handles it, and reads the next. The others wait:
+//! If all workers read at once, the kernel would wake another one for each request. Its caches
+//! would be cold, and a thread that was just about to read would sleep instead. So one worker has
+//! the *turn*. It reads a request, handles it, and reads the next. The others wait:
 //!
 //! ```text
 //!            pass (about to wait), or leave
@@ -12,17 +13,15 @@
 //!   held, one request for longer than a look of the watcher ──▶ held by the watcher
 //! ```
 //!
-//! - A worker that knows that a request will take its time says so ([`about_to_wait`]), and another
-//!   worker is called at once.
-//! - For everything else one of those who wait, the *watcher*, looks whether the request is still
-//!   the one of its last look. If so, it takes the turn over. So a request that waits for another
-//!   one finds a worker that reads, whatever it waits for, as long as there is one that handles
-//!   nothing.
-//! - While nothing comes, nobody looks. The next request calls a watcher again.
+//! - A worker that is about to wait calls [`about_to_wait`], and another worker is called at once.
+//! - For other requests one of the waiting workers, the *watcher*, checks whether the request is
+//!   still the one of its last look. If so, it takes the turn over. So a request that waits for
+//!   another one always finds a worker that reads, as long as one worker handles nothing.
+//! - While no requests come, no worker watches. The next request calls a watcher again.
 //!
-//! A worker that was held up waits for a turn as all others when it has finished; but if requests
-//! wait just then, it reads one without the turn. Two workers that read are harmless, whatever they
-//! take each other for. What must never happen here: that none reads while one waits for the turn.
+//! A worker that was blocked waits for a turn as all others do when it has finished. But if
+//! requests wait just then, it reads one without the turn. Two workers that read at once are
+//! harmless. The invariant: at least one worker reads while another one waits for the turn.
 
 use crate::demand::Workforce;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -34,69 +33,70 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use sync::polling::{POLL_MAX, Patience};
 
-/// Time between two looks of the watcher: at first, and while all requests are quick. A request
-/// that says nothing is held up for twice as long at the most before somebody else reads.
+/// The time between two looks of the watcher: at first, and while all requests are quick. A request
+/// that blocks without a call of [`about_to_wait`] delays the next one for at most twice as long.
 const LOOK_FIRST: Duration = Duration::from_micros(50);
 const LOOK_MAX: Duration = Duration::from_micros(200);
 
-/// Time between two looks of the watcher while nothing comes, and after how many such looks nobody
-/// watches any more.
+/// The time between two looks of the watcher while no requests come, and the number of such looks
+/// after which no worker watches any more.
 const LOOK_IDLE: Duration = Duration::from_millis(1);
 const LOOKS_IDLE_MAX: u32 = 16;
 
-/// The state of the turn: free, or being used for a request; else it is held by somebody who reads.
+/// The state of the turn: free, or used for a request; else its holder reads.
 const FREE: u64 = 0b01;
 const HANDLING: u64 = 0b10;
-/// Its holder takes further requests while one is handled.
+/// The holder takes further requests while one is handled.
 const GATHERING: u64 = 0b100;
-/// The rest of the word counts requests and changes of holder, so that no two states of a mount's
-/// life are alike.
+/// The rest of the word counts requests and changes of holder. So no two states during a mount's
+/// life are equal.
 const ONE: u64 = 0b1000;
 
-/// The turn of one session, and those who wait for it.
+/// The turn of one session, and the workers that wait for it.
 #[derive(Default)]
 pub(crate) struct Turns {
     word: AtomicU64,
-    /// Of whoever waits for a request; and for one or something else.
+    /// The spin budgets of a worker that waits for a request; and of one that waits for a request
+    /// or another event.
     patience: Patience,
     patience_beside: Patience,
     /// Whether there is a watcher.
     watched: AtomicBool,
     pub(crate) waiting: Mutex<Waiting>,
-    /// For those who sleep.
+    /// For sleeping workers.
     pub(crate) called: Condvar,
     /// For the watcher.
     passed: Condvar,
     /// For [`Turns::demand`].
     pub(crate) short: Condvar,
-    /// Requests that were read without the turn.
+    /// The number of requests that were read without the turn.
     read_without: AtomicU64,
 }
 
 #[derive(Default)]
 pub(crate) struct Waiting {
     sleeping: usize,
-    /// One of them was called and has not come yet.
+    /// A worker was called and has not come yet.
     is_called: bool,
     pub(crate) workers: Workforce,
 }
 
 thread_local! {
-    /// What this thread's worker serves and reads from, and its turn, as long as nobody else has
+    /// The turns and the device of this thread's worker, and its turn while no other worker has
     /// taken it.
     static OWN: RefCell<Option<(Arc<Turns>, Arc<OwnedFd>)>> = const { RefCell::new(None) };
     static TURN: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// To be called by a handler that is about to wait for a disk, a network or another request:
-/// another worker reads meanwhile. Does nothing anywhere else, and nothing the second time.
+/// A handler calls this when it is about to wait for a disk, a network or another request: another
+/// worker reads meanwhile. Does nothing on other threads, and nothing the second time.
 pub fn about_to_wait() {
     if let Some(turn) = TURN.take() {
         OWN.with_borrow(|own| own.as_ref().map(|(turns, _)| turns.pass(turn)));
     }
 }
 
-/// To be called when whoever handles a request has read another one: it is not held up by the
+/// Must be called when the handler of a request has read another one: it is not blocked by the
 /// first.
 pub(crate) fn went_on() {
     if let Some(turn) = TURN.take() {
@@ -104,8 +104,8 @@ pub(crate) fn went_on() {
     }
 }
 
-/// Waits until `other` is readable or there is a request, at most so long; whether it is a request.
-/// Does not wait without the turn to read it.
+/// Waits until `other` is readable or there is a request, for at most `limit`. Returns whether
+/// there is a request. Does not wait without the turn to read it.
 pub(crate) fn wait_beside(other: BorrowedFd<'_>, limit: Duration) -> bool {
     let Some(turn) = TURN.take() else { return false };
     OWN.with_borrow(|own| {
@@ -115,7 +115,7 @@ pub(crate) fn wait_beside(other: BorrowedFd<'_>, limit: Duration) -> bool {
             let mut fds = [PollFd::new(device, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
             let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
             let found = poll(&mut fds, Some(&limit));
-            // The end of the connection is no request.
+            // The end of the connection is not a request.
             let is_request = fds[0].revents() == PollFlags::IN && fds[1].revents().is_empty();
             (found != Ok(0)).then_some(is_request)
         };
@@ -125,8 +125,9 @@ pub(crate) fn wait_beside(other: BorrowedFd<'_>, limit: Duration) -> bool {
     })
 }
 
-/// To be called by a handler that would rather keep its processor busy than sleep for a moment:
-/// whether nothing else is to be done. If requests wait, this one counts as [`about_to_wait`].
+/// A handler calls this when it would rather keep its processor busy than sleep for a moment.
+/// Returns whether there is nothing else to do. If requests wait, the call counts as
+/// [`about_to_wait`].
 pub(crate) fn has_time() -> bool {
     let is_idle = || OWN.with_borrow(|own| own.as_ref().is_some_and(|(_, device)| is_quiet(device)));
     let has_time = TURN.get().is_some_and(|turn| turn & GATHERING != 0 || is_idle());
@@ -136,19 +137,19 @@ pub(crate) fn has_time() -> bool {
     has_time
 }
 
-/// Whether no request waits there.
+/// Returns whether no request waits on that device.
 fn is_quiet(device: &OwnedFd) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&now)) == Ok(0)
 }
 
 impl Turns {
-    /// Free for the first one who comes.
+    /// Returns a free turn, for the first worker that comes.
     pub(crate) fn new() -> Turns {
         Turns { word: AtomicU64::new(FREE), ..Turns::default() }
     }
 
-    /// Waits for the turn. None: this worker is not needed, and is to end.
+    /// Waits for the turn. Returns None if this worker is not needed, and should end.
     fn wait(&self) -> Option<u64> {
         let mut waiting = self.waiting.lock();
         waiting.workers.idle += 1;
@@ -183,14 +184,14 @@ impl Turns {
         }
     }
 
-    /// Makes the turn one's own, if the word is still that one.
+    /// Takes the turn, if the word is still `word`.
     fn take(&self, word: u64) -> Option<u64> {
         let turn = (word & !(FREE | HANDLING | GATHERING)) + ONE;
         self.word.compare_exchange(word, turn, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| turn)
     }
 
-    /// Looks after the one who has the turn, until it is taken over, or free, or nothing comes any
-    /// more.
+    /// Watches the holder of the turn, until the turn is taken over, or is free, or no requests
+    /// come any more.
     fn watch(&self, waiting: &mut MutexGuard<'_, Waiting>) -> Option<u64> {
         let mut seen = self.word.load(Ordering::SeqCst);
         let (mut look, mut looks_idle) = (LOOK_FIRST, 0);
@@ -209,13 +210,13 @@ impl Turns {
             }
             seen = word;
         };
-        // Before the word is looked at again by `wait`: a request after that one finds that nobody
-        // watches, or is found there.
+        // Before `wait` reads the word again: a request after that finds no watcher, or `wait` sees
+        // it.
         self.watched.store(false, Ordering::SeqCst);
         turn
     }
 
-    /// Calls one of those who wait, unless one is coming already.
+    /// Wakes one of the waiting workers, unless one is coming already.
     fn call(&self) {
         let mut waiting = self.waiting.lock();
         if waiting.sleeping == 0 {
@@ -229,7 +230,7 @@ impl Turns {
     /// The worker with the turn has read a request.
     fn requested(&self, turn: u64) -> u64 {
         let turn = (turn + ONE) | HANDLING;
-        // Nobody else changes the word of one who reads.
+        // No other worker changes the word of a holder that reads.
         self.word.store(turn, Ordering::SeqCst);
         if !self.watched.load(Ordering::SeqCst) {
             self.call();
@@ -237,36 +238,37 @@ impl Turns {
         turn
     }
 
-    /// A worker waits for something while it handles a request, and reads the next request as soon
-    /// as it is there. None: somebody else has the turn meanwhile.
+    /// The holder waits for an event while it handles a request, and reads the next request as soon
+    /// as there is one. Returns None if another worker has the turn meanwhile.
     fn rests(&self, turn: u64) -> Option<u64> {
         let resting = turn & !HANDLING;
         self.word.compare_exchange(turn, resting, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| resting)
     }
 
-    /// Whether whoever has the turn takes all there is.
+    /// Returns whether the holder of the turn takes all available requests.
     fn is_gathering(&self) -> bool {
         self.word.load(Ordering::SeqCst) & (GATHERING | FREE) == GATHERING
     }
 
-    /// Another request was read behind that one. None: somebody else has the turn meanwhile.
+    /// Another request was read while one is handled. Returns None if another worker has the turn
+    /// meanwhile.
     fn went_on(&self, turn: u64) -> Option<u64> {
         let next = (turn + ONE) | GATHERING;
         self.word.compare_exchange(turn, next, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| next)
     }
 
-    /// The request is handled. None: somebody else has the turn meanwhile.
+    /// The request is handled. Returns None if another worker has the turn meanwhile.
     fn finished(&self, turn: u64) -> Option<u64> {
         let reading = turn & !(HANDLING | GATHERING);
         self.word.compare_exchange(turn, reading, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| reading)
     }
 
-    /// Requests, and changes of the turn, since the session began.
+    /// Returns the number of requests, and of changes of the turn, since the session began.
     pub(crate) fn requests_read(&self) -> u64 {
         self.word.load(Ordering::Relaxed) / ONE + self.read_without.load(Ordering::Relaxed)
     }
 
-    /// Any worker may have the turn.
+    /// Gives the turn up for any worker.
     fn pass(&self, turn: u64) {
         let free = (turn & !(HANDLING | GATHERING)) | FREE;
         if self.word.compare_exchange(turn, free, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
@@ -275,7 +277,7 @@ impl Turns {
     }
 }
 
-/// A worker's place among those of its session. Dropped, it gives up the turn.
+/// A worker's place among those of its session. When dropped, it gives up the turn.
 pub(crate) struct Place {
     turns: Arc<Turns>,
     device: Arc<OwnedFd>,
@@ -283,16 +285,16 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// For this thread, which reads from that device.
+    /// Returns the place of this thread, which reads from that device.
     pub(crate) fn new(turns: &Arc<Turns>, device: &Arc<OwnedFd>) -> Place {
         OWN.set(Some((turns.clone(), device.clone())));
         turns.waiting.lock().workers.serving += 1;
         Place { turns: turns.clone(), device: device.clone(), turn: None }
     }
 
-    /// Waits for the turn, unless it is still one's own, or there is enough to do for two: to sleep
-    /// and be called would only cost then. False: this worker is not needed any more, and is to
-    /// end.
+    /// Waits for the turn, unless this worker still has it, or there is enough to do for two: then
+    /// sleeping would only cost time. Returns false if this worker is not needed any more, and
+    /// should end.
     pub(crate) fn wait(&mut self) -> bool {
         if self.turn.is_none() && (self.turns.is_gathering() || is_quiet(&self.device)) {
             self.turn = self.turns.wait();
@@ -301,7 +303,7 @@ impl Place {
         true
     }
 
-    /// With which the next request is to be waited for: by the one whose turn it is.
+    /// Returns the spin budget for waiting for the next request, if this worker has the turn.
     pub(crate) fn patience(&self) -> Option<&Patience> {
         self.turn.is_some().then_some(&self.turns.patience)
     }
@@ -335,12 +337,13 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::thread;
 
-    /// Something to read from, where nothing ever comes.
+    /// Returns a device from which no request ever comes.
     fn device() -> Arc<OwnedFd> {
         Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap())
     }
 
-    /// Requests of which some wait for later ones, and workers that serve them as a session's do.
+    /// Requests of which some wait for later ones, and workers that serve them as a session's
+    /// workers do.
     #[derive(Default)]
     struct Kernel {
         queue: Mutex<(VecDeque<Task>, bool)>,
@@ -351,7 +354,8 @@ mod tests {
     #[derive(Clone, Copy)]
     enum Task {
         Quick,
-        /// Held up until so many were served; it may say so, or not.
+        /// The handler blocks until this number of requests was served. It may call
+        /// [`about_to_wait`], or not.
         WaitsFor {
             served: usize,
             says_so: bool,
@@ -369,7 +373,7 @@ mod tests {
             self.changed.notify_all();
         }
 
-        /// None: the end.
+        /// Returns the next task; None at the end.
         fn read(&self) -> Option<Task> {
             let mut queue = self.queue.lock();
             loop {
@@ -430,7 +434,7 @@ mod tests {
             kernel.wait_until_served(count);
         }
         kernel.end();
-        // One, and whoever takes over where the machine is busy.
+        // One worker is enough; on a busy machine others may take over.
         let busy = workers.join().unwrap();
         assert!(busy < 60, "{busy} of 64 workers had something to do");
     }
@@ -445,7 +449,7 @@ mod tests {
                 let workers = kernel.serve(WORKERS);
                 let before = round % 3;
                 (0..before).for_each(|_| kernel.push(Task::Quick));
-                // Each waits for all that come behind it.
+                // Each task waits for all that come behind it.
                 let held_up = WORKERS - 1;
                 for _ in 0..held_up {
                     kernel.push(Task::WaitsFor { served: before + 1, says_so });
