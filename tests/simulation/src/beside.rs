@@ -1,4 +1,4 @@
-//! Files are changed below, beside the mount: at once, or slowly.
+//! External changes of files: at once, or slowly.
 
 use crate::context::Context;
 use crate::file::{FileModel, UNITS};
@@ -6,20 +6,20 @@ use crate::machine::{Doing, Machine, Task};
 use crate::truth::EOF;
 use borrower::Writers;
 
-/// A write below that takes its time: its file has new times before it has new bytes
+/// A slow external write: its file has new times before it has new bytes
 /// (docs/design/consistency.md, K16).
 pub struct SlowWrite {
-    /// The unit that is written next.
+    /// The next unit to write.
     next: usize,
-    /// What is still to be written, from there on.
+    /// The remaining values, from there on.
     left: Vec<u64>,
-    /// What the file held before.
+    /// The file's contents before the write.
     before: Vec<u64>,
 }
 
 impl Machine {
-    /// Somebody changes the file below. The promise is close-to-open, so not while the mount
-    /// changes it, too.
+    /// An external writer changes the backing file. The promise is close-to-open, so this does not
+    /// happen while the mount changes the file.
     pub fn change_beside(&mut self, context: &mut Context, file: usize) {
         let model = &mut self.files[file];
         let is_dirty = model.inode.as_ref().is_some_and(crate::file::Inode::is_dirty);
@@ -49,7 +49,7 @@ impl Machine {
         context.note(|| format!("file {file} changed beside, units {first}.., size {}", self.files[file].below.size));
     }
 
-    /// One step of a slow write below. True: it has ended.
+    /// Does one step of a slow external write. Returns true when it has ended.
     pub fn advance_write_below(&mut self, context: &mut Context, task: &Task, slow: &mut SlowWrite) -> bool {
         let model = &mut self.files[task.file];
         if context.random.u32(0..1000) < context.weather.stalls {
@@ -59,7 +59,7 @@ impl Machine {
         let written: Vec<u64> = slow.left.drain(..count).collect();
         if count > 0 {
             for unit in model.below.size.min(slow.next)..slow.next + count {
-                // It may be read from now on, and what was there before until the file is opened
+                // The new value may be read from now on, and the old value until the file is opened
                 // after the write.
                 let new = unit.checked_sub(slow.next).and_then(|at| written.get(at).copied());
                 model.truth.announce(task.id, unit, new.unwrap_or(0));
@@ -84,8 +84,8 @@ impl Machine {
         true
     }
 
-    /// What an open finds out of who may be writing the file below. Where nobody is, that cannot
-    /// always be known.
+    /// Returns whether an open detects an external writer. Without a writer that cannot always be
+    /// known.
     pub fn writers(context: &mut Context, model: &FileModel) -> Writers {
         match model.is_written_below || context.random.u32(0..1000) < context.weather.unknown_writers {
             true => Writers::Perhaps,
@@ -94,7 +94,7 @@ impl Machine {
     }
 }
 
-/// The file was changed below: what may still be read as it was `before`.
+/// The backing file was changed: records which of its values from `before` may still be read.
 fn changed(context: &Context, model: &mut FileModel, before: &[u64]) {
     for (unit, old) in before.iter().copied().enumerate() {
         let new = model.below.read(unit);
@@ -104,7 +104,8 @@ fn changed(context: &Context, model: &mut FileModel, before: &[u64]) {
         if old == EOF
             && let Some(cached) = model.inode.as_ref().and_then(|inode| inode.pages[unit / UNITS])
         {
-            // What a mapping has left behind the old end may come to light with it, until an open.
+            // Bytes that a mapping has left behind the old end may become visible with it, until an
+            // open.
             model.truth.outlast(unit, cached.units[unit % UNITS], context.now);
         }
     }

@@ -1,4 +1,4 @@
-//! Files are changed through the mount: the kernel's part before the request, the mount's order of
+//! Changes of files through the mount: the kernel's part before the request, the mount's order of
 //! steps, and the kernel's part after the answer.
 
 use crate::context::Context;
@@ -9,7 +9,7 @@ use crate::truth::{EOF, Time};
 use borrower::Change;
 use borrower::core::{Changing, Outcome};
 
-/// Steps of a write for which its answer waits until the kernel has dropped pages
+/// The number of steps for which the answer to a write waits until the kernel has dropped pages
 /// (crates/mount/src/ops/data.rs, wait_for_drop).
 const PATIENCE: u32 = 100;
 
@@ -17,7 +17,7 @@ const PATIENCE: u32 = 100;
 enum Stage {
     Lock,
     Prepare,
-    /// The pages hold what is to be written, and are let go; the request has no number yet.
+    /// The pages hold the new bytes and are unlocked; the request has no number yet.
     Filled,
     Queued,
     /// A worker has read the request.
@@ -34,7 +34,7 @@ enum Stage {
     },
 }
 
-/// How it went below.
+/// The result on the backing file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Went {
     Well,
@@ -43,18 +43,18 @@ enum Went {
     Wrong,
 }
 
-/// A change under way.
+/// A change in progress.
 pub struct Altering {
     kind: Kind,
     stage: Stage,
     unique: u64,
-    /// When its pages were filled.
+    /// The time when its pages were filled.
     filled: Time,
     /// Another daemon had it before.
     resent: bool,
-    /// What is written, for the first unit of the file.
+    /// The value for the first unit of the file, if it is written.
     value: u64,
-    /// What the request holds.
+    /// The data of the request.
     data: Vec<u64>,
     changing: Option<Changing>,
     went: Went,
@@ -62,9 +62,9 @@ pub struct Altering {
     /// Its answer has waited until the kernel had dropped its pages.
     has_waited: bool,
     size_before: usize,
-    /// Size that the kernel knew when it began.
+    /// The size that the kernel had when the change began.
     kernel_size: usize,
-    /// Pages that it holds a reference to, or the lock of, and their numbers.
+    /// Pages that it holds a reference to or the lock of, and their numbers.
     pinned: Vec<(usize, u64)>,
     locked: Vec<usize>,
 }
@@ -90,33 +90,33 @@ impl Altering {
         }
     }
 
-    /// The kernel writes a page back.
+    /// Returns a writeback of a page by the kernel.
     pub fn writeback(page: usize, units: Vec<u64>, unique: u64) -> Altering {
         Altering { stage: Stage::Queued, unique, ..Altering::new(Kind::Writeback { page, units }, 0) }
     }
 
-    /// Whether it has filled that page since then, and is not sent yet.
+    /// Returns whether it has filled that page since then, and is not sent yet.
     pub fn has_filled(&self, page: usize, since: Time) -> bool {
         self.stage == Stage::Filled && self.filled > since && self.pinned.iter().any(|(pinned, _)| *pinned == page)
     }
 
-    /// Whether the kernel does it by itself.
+    /// Returns whether it is a writeback of the kernel.
     pub fn is_writeback(&self) -> bool {
         matches!(self.kind, Kind::Writeback { .. })
     }
 
-    /// Whether it leaves that unit as it is, also in the kernel's cache, as far as a program knows
-    /// that stores there.
+    /// Returns whether it leaves that unit unchanged, also in the kernel's cache, as far as a
+    /// program that stores there can see.
     pub fn leaves(&self, unit: usize) -> bool {
         self.is_copy() && self.result(unit).is_none()
     }
 
-    /// Whether it is a copy below.
+    /// Returns whether the backing file system makes the copy.
     pub fn is_copy(&self) -> bool {
         matches!(self.kind, Kind::Direct { copied: true, .. })
     }
 
-    /// The daemon has died: what it was doing is asked again.
+    /// The daemon has died: the kernel sends the unanswered request again.
     pub fn send_again(&mut self) {
         if matches!(self.stage, Stage::Read | Stage::Begun | Stage::Applied | Stage::Await { .. } | Stage::Answer) {
             self.stage = Stage::Queued;
@@ -126,14 +126,14 @@ impl Altering {
         }
     }
 
-    /// Whether its answer waits until the kernel has dropped its pages. One out of the cache must
-    /// not: the kernel waits for it.
+    /// Returns whether its answer waits until the kernel has dropped its pages. The answer to a
+    /// writeback must not, because the kernel waits for it.
     fn waits(&self) -> bool {
         let is_write = matches!(self.kind, Kind::Write { .. } | Kind::Direct { copied: false, .. });
         is_write && self.went != Went::Wrong && (self.overtaken || self.resent)
     }
 
-    /// What the change makes of a unit, if it touches it.
+    /// Returns the value that the change gives to a unit, if it touches the unit.
     fn result(&self, unit: usize) -> Option<u64> {
         let written = |first: usize, end: usize| match unit {
             _ if first <= unit && unit < end => Some(self.value + unit as u64),
@@ -160,7 +160,7 @@ impl Machine {
         self.start(context, file, Doing::Change(Box::new(Altering::new(kind, value))));
     }
 
-    /// One step of a change. True: it has ended.
+    /// Does one step of a change. Returns true when it has ended.
     pub fn advance_change(&mut self, context: &mut Context, task: &Task, change: &mut Altering) -> Result<bool, Wrong> {
         let produced = self.positions().0;
         let consumed = self.positions().1;
@@ -240,7 +240,7 @@ impl Machine {
                 }
                 file.changing = None;
                 has_to_drop(file, change);
-                // Drops that were under way before do not count.
+                // Drops that were in progress before do not count.
                 linger_in_gap(file, change, context.now);
                 context.note(|| format!("file {} request {} ended {:?}", task.file, change.unique, change.went));
                 change.stage = if change.waits() { Stage::Await { patience: PATIENCE } } else { Stage::Answer };
@@ -282,9 +282,9 @@ impl Machine {
 }
 
 impl Machine {
-    /// Drops the next page of a change after its answer, as [`Machine::drop_page`] does. Of a hole,
-    /// whole pages go whatever they hold; of those at the edges the kernel zeroes its part, and
-    /// leaves them as clean or dirty as they are.
+    /// Drops the next page of a change after its answer, as [`Machine::drop_page`] does. In a hole,
+    /// whole pages are dropped whatever they hold. In the pages at the edges the kernel zeroes the
+    /// part in the hole, and leaves them clean or dirty as they are.
     fn drop_changed(&mut self, file: usize, change: &Altering, next: usize) -> Option<usize> {
         let (first, end) = match change.kind {
             Kind::Punch { first, end } => (first, end),
@@ -305,7 +305,7 @@ impl Machine {
                 page if whole => *page = None,
                 Some(cached) => {
                     // A program may have stored there after the hole was punched, and the page may
-                    // have been written back and read.
+                    // have been written back and read again.
                     cached.is_torn |= mixed;
                     let in_hole = (0..UNITS).filter(|at| (first..end).contains(&(next * UNITS + at)));
                     in_hole.for_each(|at| cached.units[at] = 0);
@@ -317,8 +317,8 @@ impl Machine {
     }
 }
 
-/// What a mapping has left behind the end may be seen once a change moves the end beyond, until the
-/// mount has had the pages dropped.
+/// Bytes that a mapping has left behind the end may become visible once a change moves the end
+/// beyond them, until the mount has had the pages dropped.
 fn linger_in_gap(file: &mut FileModel, change: &Altering, now: Time) {
     let (Kind::Write { first, .. } | Kind::Direct { first, .. }, Some(inode)) = (&change.kind, &file.inode) else {
         return;
@@ -331,9 +331,9 @@ fn linger_in_gap(file: &mut FileModel, change: &Altering, now: Time) {
 }
 
 enum Prepared {
-    /// Something stands in its way.
+    /// Another operation blocks it.
     Wait,
-    /// It would be too much of a mixture for the model.
+    /// The result would be too complicated for the model.
     GivenUp,
     Filled,
 }
@@ -347,7 +347,8 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
         Kind::Write { first, end } => {
             let pages = first / UNITS..end.div_ceil(UNITS);
             if inode.size != file.below.size || end > inode.size && inode.is_dirty_from(inode.size / UNITS) {
-                // A size changed beside is not known yet; or a dirty page would meet the new end.
+                // An external change of the size is not known yet; or a dirty page would meet the
+                // new end.
                 return Prepared::GivenUp;
             }
             let busy = |page: usize| {
@@ -364,8 +365,8 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
                 let number = context.number();
                 let cached = inode.pages[page].filter(|cached| cached.uptodate);
                 if cached.is_none() && !whole {
-                    // It is not known as a whole, so it stays locked until the answer, and is not
-                    // cached then.
+                    // The page is covered in part and not up to date. So it stays locked until the
+                    // answer, and is not cached then.
                     inode.pages[page] = Some(Cached { locked: true, ..Cached::default() });
                     change.locked.push(page);
                     continue;
@@ -404,7 +405,8 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
     }
     linger_in_gap(file, change, context.now);
     let Some(inode) = &mut file.inode else { return Prepared::GivenUp };
-    // And what it has left where the file reaches now, until the change's own drop.
+    // And the bytes that a mapping has left where the file reaches now, until the change's own
+    // drop.
     let reaches = match change.kind {
         Kind::Truncate { size } => size,
         Kind::Direct { end, .. } => end,
@@ -420,9 +422,8 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
             file.truth.announce(task.id, unit, value);
             let is_past_cache = matches!(change.kind, Kind::Direct { .. });
             if value == EOF || is_past_cache && unit >= change.size_before {
-                // A READ may meet the new end while the kernel still believes in the old one; or
-                // the kernel knows of the new end before it has dropped its pages. In between are
-                // zeros.
+                // A READ may meet the new end while the kernel still has the old one; or the kernel
+                // has the new end before it has dropped its pages. In between are zeros.
                 file.truth.announce(task.id, unit, 0);
             }
         }
@@ -430,13 +431,14 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
     Prepared::Filled
 }
 
-/// Whether the mount has it copied below (crates/mount/src/ops/space.rs).
+/// Returns whether the mount lets the backing file system copy (crates/mount/src/ops/space.rs).
 fn may_be_copied(first: usize, end: usize, may_be_stored_to: bool, below: &Below) -> bool {
     let (offset, len) = (first as u64 * UNIT_BYTES, (end - first) as u64 * UNIT_BYTES);
     borrower::may_be_copied_below(offset, len, below.size <= end, may_be_stored_to)
 }
 
-/// What a request to write holds: the kernel copies it out of its pages when it is read.
+/// Returns the data of a write request: the kernel copies them from its pages when the request is
+/// read.
 fn data(inode: &Inode, change: &Altering) -> Vec<u64> {
     let (first, end) = match &change.kind {
         Kind::Write { first, end } | Kind::Direct { first, end, .. } => (*first, *end),
@@ -451,12 +453,12 @@ fn data(inode: &Inode, change: &Altering) -> Vec<u64> {
     (first..end).map(|unit| in_page(unit).unwrap_or(change.value + unit as u64)).collect()
 }
 
-/// What the mount tells the borrower before the change (crates/mount/src/ops/data.rs,
-/// attributes.rs, space.rs).
+/// Returns the announcement of the mount to the borrower before the change
+/// (crates/mount/src/ops/data.rs, attributes.rs, space.rs).
 fn announce(change: &Altering, size: usize) -> Change {
     let bytes = |unit: usize| unit as u64 * UNIT_BYTES;
     let buffered = |first: usize, end: usize| match change.resent {
-        // It may have been applied, and overtaken.
+        // The change may have been applied, and overtaken.
         true => Change::Doubtful { start: bytes(first), end: bytes(end) },
         false => Change::Buffered {
             offset: bytes(first),
@@ -475,7 +477,7 @@ fn announce(change: &Altering, size: usize) -> Change {
     }
 }
 
-/// Where what it holds is written, if it writes.
+/// Returns the first unit that the request's data are written to, if it writes.
 fn first_written(change: &Altering) -> Option<usize> {
     match &change.kind {
         Kind::Write { first, .. } | Kind::Direct { first, copied: false, .. } => Some(*first),
@@ -484,12 +486,12 @@ fn first_written(change: &Altering) -> Option<usize> {
     }
 }
 
-/// The change is done below, or fails.
+/// The change is applied to the backing file, or fails.
 fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went {
     let below = &mut file.below;
     let mut went = Went::Well;
-    // A second attempt that fails after a first one that was applied is a change that nobody has
-    // heard of: not modelled.
+    // A second attempt that fails after a first one that was applied is a change without any
+    // report: not modelled.
     if !change.resent && context.weather.fails(&mut context.random) {
         went = if context.random.bool() { Went::Short } else { Went::Wrong };
     }
@@ -525,12 +527,12 @@ fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went
     }
     below.write(first, &values[..count]);
     below.changed = context.now;
-    // The kernel does not look at how much of a page out of its cache was written: so that is an
-    // error.
+    // For a writeback the kernel does not check how much of a page was written, so a short write is
+    // an error.
     if went == Went::Short && change.is_writeback() { Went::Wrong } else { went }
 }
 
-/// What the mount has the kernel drop after a change (crates/mount/src/ops/data.rs, drop_stale).
+/// Requests the drops after a change (crates/mount/src/ops/data.rs, drop_stale).
 fn has_to_drop(file: &mut FileModel, change: &Altering) {
     let (first, end) = match &change.kind {
         Kind::Write { first, end } | Kind::Direct { first, end, copied: false } => (*first, *end),
@@ -557,7 +559,7 @@ fn answer(file: &mut FileModel, change: &Altering) {
         if let Some(cached) = inode.pages[*page].as_mut().filter(|cached| cached.number == *number) {
             cached.pins -= 1;
             if change.went != Went::Well {
-                // What a mapping has stored meanwhile is lost with it. (The kernel keeps the page
+                // Stores through a mapping meanwhile are lost with it. (The kernel keeps the page
                 // dirty, and reads into it.)
                 (cached.uptodate, cached.dirty) = (false, false);
             }
@@ -581,7 +583,7 @@ fn answer(file: &mut FileModel, change: &Altering) {
             size
         }
         Kind::Write { end, .. } | Kind::Direct { end, .. } if change.went == Went::Well => end.max(inode.size),
-        // After a short write the kernel knows how far it went.
+        // After a short write the kernel knows how many bytes were written.
         Kind::Write { .. } | Kind::Direct { .. } => file.below.size.max(inode.size),
         _ => inode.size,
     };
@@ -606,13 +608,13 @@ fn last_page(change: &Altering) -> usize {
     }
 }
 
-/// The change is over: what the file holds now is what reads must return.
+/// The change has ended: reads must return the file's contents now.
 fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Altering) {
     let lingers = file.invalidation.is_some() || file.invalidating;
     let kernel_size = file.inode.as_ref().map_or(0, |inode| inode.size);
     if let Kind::Writeback { page, units } = &change.kind {
         let cached = file.inode.as_ref().and_then(|inode| inode.pages[*page]);
-        // What was stored is lost, unless it is stored again.
+        // Stores are lost, unless they are repeated.
         if change.went != Went::Well && !cached.is_some_and(|cached| cached.dirty) {
             for unit in page * UNITS..page * UNITS + units.len() {
                 file.truth.settle(task.id, unit, file.below.read(unit), context.now, lingers, true);
@@ -622,12 +624,12 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
         for unit in 0..file.below.units.len() {
             if change.result(unit).is_some() {
                 let overtaken = change.overtaken || change.resent;
-                // What is to be dropped since it has waited is none of its business.
+                // Drops that were requested after its wait do not concern the change.
                 let lingers = overtaken && lingers && !change.has_waited;
                 let fresh = match change.kind {
                     // It has put nothing into the kernel's page.
                     _ if change.went != Went::Well => false,
-                    // Nor does it show what lies behind the end that it believes in.
+                    // Nor does it show bytes behind the end that the kernel has.
                     Kind::Punch { .. } => unit < kernel_size,
                     Kind::Write { first, end } | Kind::Direct { first, end, .. } => first <= unit && unit < end,
                     _ => true,
@@ -647,8 +649,8 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
     }
 }
 
-/// A program that has written reads what it wrote, at once, if the answer has waited for that: it
-/// is not left to chance that somebody looks.
+/// If the answer to a write has waited for the drop, the program reads its own bytes at once. So
+/// the check does not depend on a later random read.
 fn check_own(context: &Context, file: &FileModel, task: &Task, change: &Altering) -> Result<(), Wrong> {
     let (Kind::Write { first, end }, Some(inode)) = (&change.kind, &file.inode) else { return Ok(()) };
     if !change.has_waited || change.went != Went::Well {
@@ -659,7 +661,7 @@ fn check_own(context: &Context, file: &FileModel, task: &Task, change: &Altering
         let is_seen = inode.pages[unit / UNITS].is_some_and(|cached| cached.uptodate && !cached.is_torn);
         if is_seen && !file.truth.accepts(unit, value, context.now + 1, file.truth.opened()) {
             return Err(Wrong(format!(
-                "machine {}, file {}: who wrote unit {unit} by request {} reads {value}; {}",
+                "machine {}, file {}: the program that wrote unit {unit} by request {} reads {value}; {}",
                 context.machine,
                 task.file,
                 change.unique,

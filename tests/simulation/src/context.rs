@@ -1,4 +1,4 @@
-//! [`Context`] holds what all machines share, and [`Tally`] how much of what they did.
+//! [`Context`]: the state that all machines share. [`Tally`]: counts of their operations.
 
 use crate::truth::Time;
 use crate::weather::Weather;
@@ -7,38 +7,38 @@ use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tap::CopyHints;
 
-/// What all machines share.
+/// The state that all machines share.
 pub struct Context {
-    /// The only source of chance.
+    /// The only source of random numbers.
     pub random: Rng,
-    /// How often what happens.
+    /// The rates of events.
     pub weather: Weather,
-    /// The time.
+    /// The virtual time.
     pub now: Time,
-    /// What happened, if it is wanted.
+    /// The trace, if it is wanted.
     pub trace: Option<Vec<String>>,
-    /// What was done.
+    /// The counts of operations.
     pub tally: Tally,
-    /// Which machine has its turn.
+    /// The machine that does the current step.
     pub machine: usize,
     numbers: u64,
 }
 
 impl Context {
-    /// At the beginning of time.
+    /// Returns a context at time 0.
     pub fn new(mut random: Rng, trace: bool) -> Context {
         let weather = Weather::draw(&mut random);
         let trace = trace.then(Vec::new);
         Context { random, weather, now: 1, trace, tally: Tally::default(), machine: 0, numbers: 0 }
     }
 
-    /// A number that was not given before.
+    /// Returns a new number.
     pub fn number(&mut self) -> u64 {
         self.numbers += 1;
         self.numbers
     }
 
-    /// Notes what happens.
+    /// Adds a line to the trace.
     pub fn note(&mut self, what: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {
             trace.push(format!("{:6} machine {}: {}", self.now, self.machine, what()));
@@ -46,34 +46,34 @@ impl Context {
     }
 }
 
-/// How much of what was done.
+/// Counts of operations and events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// Steps of everything.
+    /// All steps.
     pub steps: u64,
-    /// Reads of applications that ended.
+    /// Reads of applications that have ended.
     pub reads: u64,
     /// READs of the kernel that were answered in a batch with others.
     pub batched: u64,
     /// Pages compared.
     pub pages: u64,
-    /// Changes that ended.
+    /// Changes that have ended.
     pub changes: u64,
     /// Pages evicted.
     pub evictions: u64,
-    /// Of those, told without their bytes.
+    /// Of the evictions, those without their bytes.
     pub omitted: u64,
-    /// Pages that a guest gave back, and that were what the file held.
+    /// Pages that a guest gave back, and that equalled the file's.
     pub demoted: u64,
-    /// Pages that a lender answered and that were taken.
+    /// Pages from lenders that were used.
     pub lent: u64,
-    /// Changes made beside.
+    /// External changes.
     pub beside: u64,
     /// Daemons killed.
     pub kills: u64,
     /// Lenders lost.
     pub losses: u64,
-    /// Of those, resumed with their pages.
+    /// Of the losses, those after which the session was resumed with its pages.
     pub resumed: u64,
 }
 

@@ -1,18 +1,18 @@
-//! One file: as it lies below, as the kernel caches it, and what the mount keeps of it.
+//! One file: the backing file, the kernel's cache of it, and the mount's state of it.
 
 use crate::truth::{EOF, Time, Truth};
 use borrower::{File, FileIdentity, Left, Stamp};
 use page::PAGE_SIZE;
 use std::sync::Arc;
 
-/// Bytes in a unit.
+/// The bytes of a unit.
 pub const UNIT_BYTES: u64 = 512;
-/// Units in a page.
+/// The number of units in a page.
 pub const UNITS: usize = PAGE_SIZE / UNIT_BYTES as usize;
-/// What one page holds.
+/// The contents of one page.
 pub type Units = [u64; UNITS];
 
-/// The numbers of a page's units, written where each unit begins.
+/// Writes the numbers of a page's units to the page, at the beginning of each unit.
 pub fn encode(units: &[u64], page: &mut [u8]) {
     page.fill(0);
     for (unit, bytes) in units.iter().zip(page.chunks_mut(UNIT_BYTES as usize)) {
@@ -20,7 +20,7 @@ pub fn encode(units: &[u64], page: &mut [u8]) {
     }
 }
 
-/// The numbers of a page's units.
+/// Returns the numbers of a page's units.
 pub fn decode(page: &[u8]) -> Units {
     std::array::from_fn(|at| {
         let at = at * UNIT_BYTES as usize;
@@ -28,30 +28,30 @@ pub fn decode(page: &[u8]) -> Units {
     })
 }
 
-/// A file as it lies below.
+/// A backing file.
 #[derive(Debug)]
 pub struct Below {
-    /// Its units; what lies behind the end is zero.
+    /// Its units; those behind the end are zero.
     pub units: Vec<u64>,
-    /// Where it ends, in units.
+    /// Its size, in units.
     pub size: usize,
-    /// When it was last changed.
+    /// The time of its last change.
     pub changed: Time,
 }
 
 impl Below {
-    /// What it looks like.
+    /// Returns its stamp.
     pub fn stamp(&self) -> Stamp {
         let time = i128::from(self.changed);
         Stamp { size_bytes: self.size as u64 * UNIT_BYTES, mtime_ns: time, ctime_ns: time }
     }
 
-    /// What a unit holds, for a reader.
+    /// Returns the value of a unit for a reader.
     pub fn read(&self, unit: usize) -> u64 {
         if unit < self.size { self.units[unit] } else { EOF }
     }
 
-    /// Reads from a page's beginning; returns the bytes before the end.
+    /// Reads from the beginning of a page; returns the number of bytes before the end.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> usize {
         let first = (offset / UNIT_BYTES) as usize;
         for (at, bytes) in buf.chunks_mut(UNIT_BYTES as usize).enumerate() {
@@ -80,60 +80,61 @@ impl Below {
 /// A page in the kernel's cache.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cached {
-    /// What it holds.
+    /// Its contents.
     pub units: Units,
-    /// Whether that can be read.
+    /// Whether the contents can be read.
     pub uptodate: bool,
-    /// Whether it holds what was stored through a mapping and is not written back.
+    /// Whether it holds stores through a mapping that are not written back.
     pub dirty: bool,
-    /// Whether somebody has locked it.
+    /// Whether it is locked.
     pub locked: bool,
     /// Whether it is being written back.
     pub writeback: bool,
-    /// A program stored through a mapping while the file was changed by requests: this copy may
-    /// differ from the file until it is dropped (docs/design/limits.md, L2 and L6), so it is
-    /// not compared. If it is lent, what is read back is.
+    /// A program stored through a mapping while requests changed the file. This copy may differ
+    /// from the file until it is dropped (docs/design/limits.md, L2 and L6), so it is not compared.
+    /// If it is lent, the returned page is compared.
     pub is_torn: bool,
-    /// References held by writes under way.
+    /// References held by writes in progress.
     pub pins: u32,
-    /// Which write put its bytes there last, so that another page in its place is not taken for it.
+    /// The number of the write that last filled the page. It distinguishes the page from a later
+    /// one in its place.
     pub number: u64,
 }
 
 impl Cached {
-    /// Whether reclaim may take it.
+    /// Returns whether reclaim may evict it.
     pub fn is_evictable(&self) -> bool {
         !self.dirty && !self.locked && !self.writeback && self.pins == 0
     }
 }
 
-/// A file as the kernel knows it, while it has an inode for it.
+/// The kernel's state of a file, while it has an inode for it.
 pub struct Inode {
-    /// What the borrower and the kernel know it by.
+    /// The borrower's file.
     pub file: Arc<File>,
     /// The cached pages.
     pub pages: Vec<Option<Cached>>,
-    /// Pages of which a copy is being written back, while the page itself is free.
+    /// Pages of which a temporary copy is being written back, while the page itself is free.
     pub temporary: Vec<bool>,
-    /// Where the kernel believes it ends, in units.
+    /// The size that the kernel has, in units.
     pub size: usize,
-    /// Moves with every answer about the size that the kernel has taken in, and when it changes the
-    /// size itself: an answer asked for before says nothing then (`fuse_inode::attr_version`).
+    /// Incremented with every size that the kernel accepts from an answer, and when it changes the
+    /// size itself. Answers to earlier requests are then ignored (`fuse_inode::attr_version`).
     pub size_version: u64,
     /// The task that has the inode's lock.
     pub lock: Option<u64>,
     /// No writeback may begin.
     pub no_writeback: bool,
-    /// Nothing is stored through mappings, because the model would not know what that means.
+    /// Nothing is stored through mappings, because the model would not know the result.
     pub no_stores: bool,
-    /// A program may have mapped it for writing.
+    /// A program may have mapped the file for writing.
     pub may_be_stored_to: bool,
     /// The size is being changed.
     pub size_unstable: bool,
 }
 
 impl Inode {
-    /// With nothing cached.
+    /// Returns an inode with no cached pages.
     pub fn new(file: Arc<File>, below: &Below) -> Inode {
         let pages = below.units.len() / UNITS;
         Inode {
@@ -150,23 +151,23 @@ impl Inode {
         }
     }
 
-    /// Whether the page has to be written back.
+    /// Returns whether the page has to be written back.
     pub fn is_dirty_page(&self, index: usize) -> bool {
         self.pages.get(index).is_some_and(|page| page.is_some_and(|cached| cached.dirty))
     }
 
-    /// Whether any page is dirty or being written back.
+    /// Returns whether any page is dirty or under writeback.
     pub fn is_dirty(&self) -> bool {
         self.is_dirty_from(0)
     }
 
-    /// Whether any is from that page on.
+    /// Returns whether any page from `first` on is dirty or under writeback.
     pub fn is_dirty_from(&self, first: usize) -> bool {
         let is_dirty = |page: &Option<Cached>| page.is_some_and(|cached| cached.dirty || cached.writeback);
         self.temporary.iter().skip(first).any(|temporary| *temporary) || self.pages.iter().skip(first).any(is_dirty)
     }
 
-    /// What a reader sees of a cached unit.
+    /// Returns the value of a cached unit for a reader.
     pub fn seen(&self, page: usize, at: usize) -> u64 {
         match &self.pages[page] {
             Some(cached) if page * UNITS + at < self.size => cached.units[at],
@@ -175,48 +176,48 @@ impl Inode {
     }
 }
 
-/// Pages that the kernel is to be told to drop.
+/// Pages that the daemon is to make the kernel drop.
 #[derive(Clone, Copy, Debug)]
 pub struct Invalidation {
-    /// First page.
+    /// The first page.
     pub first: usize,
-    /// Behind the last one.
+    /// The page behind the last one.
     pub end: usize,
-    /// What the borrower is told then.
+    /// The number for the borrower's `kernel_dropped` after that.
     pub number: Option<u64>,
 }
 
 /// One file.
 pub struct FileModel {
-    /// Its name in the catalog.
+    /// Its identity in the catalog.
     pub identity: FileIdentity,
-    /// As it lies below.
+    /// The backing file.
     pub below: Below,
-    /// As the kernel knows it.
+    /// The kernel's state of it.
     pub inode: Option<Inode>,
-    /// What reads may return.
+    /// The values that reads may return.
     pub truth: Truth,
-    /// The task that has the mount's lock for changes of it.
+    /// The task that holds the mount's lock for changes of it.
     pub changing: Option<u64>,
-    /// What waits to be told to the kernel.
+    /// The pages that wait to be dropped.
     pub invalidation: Option<Invalidation>,
-    /// The kernel is being told.
+    /// A drop is in progress.
     pub invalidating: bool,
     /// It was written through a mapping.
     pub mapped_writes: bool,
-    /// Somebody is writing it below, slowly.
+    /// An external writer is writing the backing file, slowly.
     pub is_written_below: bool,
-    /// Programs have stored and written the same units at the same time: either may be what they
-    /// hold in the end.
+    /// Programs have stored and written the same units at the same time: either value may be the
+    /// final one.
     pub mixed: bool,
-    /// Operations of applications under way.
+    /// The number of operations of applications in progress.
     pub tasks: usize,
-    /// Of those, changes.
+    /// The number of those that are changes.
     pub changes: usize,
 }
 
 impl FileModel {
-    /// A file that nobody knows yet.
+    /// Returns a new file that neither kernel nor borrower has seen.
     pub fn new(identity: FileIdentity, units: Vec<u64>, size: usize, now: Time) -> FileModel {
         let below = Below { units, size, changed: now };
         let seen: Vec<u64> = (0..below.units.len()).map(|unit| below.read(unit)).collect();
@@ -236,12 +237,12 @@ impl FileModel {
         }
     }
 
-    /// Its pages.
+    /// Returns the number of its pages.
     pub fn page_count(&self) -> usize {
         self.below.units.len() / UNITS
     }
 
-    /// The kernel must drop these pages (as crates/mount/src/kernel/invalidation.rs notes it).
+    /// The kernel must drop these pages (as crates/mount/src/kernel/invalidation.rs records it).
     pub fn invalidate(&mut self, first: usize, end: usize, number: Option<u64>) {
         if let (Some(inode), None) = (&self.inode, self.invalidation) {
             inode.file.drop_begins();
@@ -252,7 +253,8 @@ impl FileModel {
         noted.number = noted.number.max(number);
     }
 
-    /// Once nothing is under way any more, what lies below is what is right, whoever came first.
+    /// Once no operation is in progress any more, the backing file is right, whichever write came
+    /// first.
     pub fn calm(&mut self, now: Time) {
         let dirty = self.inode.as_ref().is_some_and(Inode::is_dirty);
         if self.mixed && !dirty && self.changes == 0 && self.invalidation.is_none() && !self.invalidating {
@@ -264,8 +266,8 @@ impl FileModel {
         }
     }
 
-    /// How a daemon leaves the file to its successor: it may believe that the file looks the same
-    /// only if the kernel caches nothing older.
+    /// Returns the state that a daemon leaves to its successor. It has a stamp only if the kernel
+    /// caches nothing older.
     pub fn left(&self) -> Left {
         let left = self.inode.as_ref().map(|inode| inode.file.left()).unwrap_or_default();
         let is_dropped = self.invalidation.is_none() && !self.invalidating;

@@ -1,5 +1,5 @@
-//! A guest whose disks are the machine's files. It remembers what pages held at one time or
-//! another, and says at any moment that it has evicted them: also what has changed since.
+//! A guest whose disks are the machine's files. It stores earlier contents of pages, and reports at
+//! any moment that it has evicted them, including pages that have changed since.
 
 use crate::context::Context;
 use crate::file::{UNITS, encode};
@@ -8,20 +8,20 @@ use crate::reading::Read;
 use borrower::put::demoted::Demotion;
 use page::{PAGE_SIZE, PageId};
 
-/// Pages that it remembers.
+/// The number of pages that it stores.
 const REMEMBERED_MAX: usize = 40;
 
-/// What it remembers.
+/// The stored pages.
 #[derive(Default)]
 pub struct Guest {
-    /// A file, a page of it, and what that held.
+    /// The file, the page, and its contents at that time.
     remembered: Vec<(usize, usize, [u64; UNITS])>,
-    /// Those that wait for the kernel to read them.
+    /// Pages that wait for the kernel to read them.
     waiting: Vec<PageId>,
 }
 
 impl Guest {
-    /// The machine's kernel has evicted a page: so the guest may have it from before.
+    /// The machine's kernel has evicted a page, so the guest may have it from an earlier read.
     pub fn remember(&mut self, context: &mut Context, file: usize, page: usize, units: [u64; UNITS]) {
         let remembered = (file, page, units);
         if self.remembered.len() < REMEMBERED_MAX {
@@ -31,14 +31,14 @@ impl Guest {
         }
     }
 
-    /// A daemon has died, with what waited there.
+    /// A daemon has died, together with the pages that waited there.
     pub fn forget_waiting(&mut self) {
         self.waiting.clear();
     }
 }
 
 impl Machine {
-    /// The guest says something, or the host is tired of waiting for the kernel.
+    /// The guest evicts a page, or the host stops waiting for the kernel.
     pub fn hear_guest(&mut self, context: &mut Context) {
         let Some(guest) = &mut self.guest else { return };
         if !guest.waiting.is_empty() && context.random.u32(0..8) == 0 {

@@ -1,31 +1,31 @@
-//! A [`Kind`] says what is changed in a file; chance draws it.
+//! [`Kind`]: the change of a file, which is drawn at random.
 
 use crate::file::UNITS;
 use fastrand::Rng;
 
-/// What is changed. Ranges are in units.
+/// The kind of a change. Ranges are in units.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
     /// A write out of the page cache.
     Write { first: usize, end: usize },
-    /// The kernel writes back what was stored through a mapping.
+    /// The kernel writes back stores through a mapping.
     Writeback { page: usize, units: Vec<u64> },
-    /// The end moves.
+    /// The end is moved.
     Truncate { size: usize },
     /// A hole is punched.
     Punch { first: usize, end: usize },
-    /// A write past the page cache. `copied`: the file system below copies by itself, and the
-    /// kernel drops the pages then, whatever they hold.
+    /// A direct write. `copied`: the backing file system makes a copy by itself, after which the
+    /// kernel drops the pages, whatever they hold.
     Direct { first: usize, end: usize, copied: bool },
     /// No byte changes.
     Attributes,
 }
 
 impl Kind {
-    /// Some write.
+    /// Returns a random write.
     pub fn write(units: usize, size: usize, random: &mut Rng) -> Kind {
-        // Half of them end within the file, so that it seldom reaches its greatest length, at which
-        // nothing can be appended.
+        // Half of them end within the file, so it seldom reaches its greatest length, at which no
+        // append is possible.
         let within = if random.bool() { size.max(1) } else { units };
         let (mut first, mut end) = range(within, random);
         let page_end = (size + 1).next_multiple_of(UNITS);
@@ -42,7 +42,7 @@ impl Kind {
         Kind::Write { first, end }
     }
 
-    /// Some other change of bytes.
+    /// Returns a random change of bytes other than a write.
     pub fn other(units: usize, random: &mut Rng) -> Kind {
         let (first, end) = range(units, random);
         match random.u32(0..5) {

@@ -1,6 +1,6 @@
-//! Lenders, and the network to them. The lender's page store is the real one; what stands here is
-//! what lies between it and the borrower's logic: sessions, messages that are delayed, lost or cut
-//! in the middle, and lies.
+//! Lenders, and the network to them. The lender's page store is the real one. The model has the
+//! parts between it and the borrower's logic: sessions, lies, and messages that are delayed, lost
+//! or truncated.
 
 use crate::weather::Weather;
 use borrower::put::buffers::Batch;
@@ -12,45 +12,45 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use wire::WireKey;
 
-/// Pages that a lender can keep: few, so that it has to choose.
+/// The number of pages that a lender can store: few, so it has to replace some.
 const CAPACITY_PAGES: u32 = 48;
 
-/// Answers that a lying lender remembers, to give them again.
+/// The number of answers that a byzantine lender stores, to replay them.
 const REMEMBERED_MAX: usize = 32;
 
-/// What a borrower tells a lender on its main connection.
+/// A message from a borrower to a lender on its main connection.
 pub enum Told {
-    /// Keep these.
+    /// Store these pages.
     Put(u64, Arc<Batch>),
-    /// These are of no more use.
+    /// These pages are of no more use.
     Drop(Vec<WireKey>),
 }
 
-/// What a lender tells a borrower on its main connection.
+/// A message from a lender to a borrower on its main connection.
 pub enum Said {
     /// The answer to a put.
     PutReply(u64, Vec<u8>),
-    /// These are gone.
+    /// These pages are gone.
     Lost(Vec<WireKey>),
 }
 
-/// A question on a connection of its own.
+/// A request on a connection for gets.
 pub struct Asked {
-    /// The asker: the answer is filed under it.
+    /// The number of the request, by which its answer is found.
     pub number: u64,
-    /// In which session.
+    /// The session.
     pub session: u64,
-    /// For what.
+    /// The requested pages.
     pub keys: Vec<WireKey>,
-    /// Whether the lender is to forget what it answers.
+    /// Whether the lender must forget the pages that it answers.
     pub exclusive: bool,
 }
 
-/// The answer to a question.
+/// The answer to a request.
 pub struct Answer {
-    /// Of each page.
+    /// The result for each page.
     pub got: Vec<PageResult>,
-    /// Its bytes, also where there are none.
+    /// The bytes of each page, arbitrary if there are none.
     pub pages: Vec<Page>,
     /// The connection broke in the middle of it.
     pub cut: bool,
@@ -59,7 +59,7 @@ pub struct Answer {
 /// One lender.
 pub struct Lender {
     store: Store,
-    /// By session.
+    /// The tenants, by session.
     owners: BTreeMap<u64, Owner>,
     alive: bool,
     remembered: VecDeque<(WireKey, u64, Page)>,
@@ -72,13 +72,13 @@ pub struct Link {
     pub session: Option<u64>,
     /// The session that was lost, and may be resumed.
     pub away: Option<u64>,
-    /// On the way to the lender, of the sessions they belong to.
+    /// Messages on their way to the lender, with their sessions.
     pub told: VecDeque<(u64, Told)>,
-    /// On the way back.
+    /// Messages on their way back.
     pub said: VecDeque<(u64, Said)>,
-    /// Questions on the way.
+    /// Requests on their way.
     pub asked: Vec<Asked>,
-    /// Answers that have arrived, by question.
+    /// Answers that have arrived, by the number of the request.
     pub answers: BTreeMap<u64, Answer>,
 }
 
@@ -87,17 +87,17 @@ fn key(key: &WireKey) -> Key {
 }
 
 impl Lender {
-    /// An empty one, running.
+    /// Returns an empty lender that runs.
     pub fn running() -> Lender {
         Lender { store: new_store(), owners: BTreeMap::new(), alive: true, remembered: VecDeque::new() }
     }
 
-    /// Whether it runs.
+    /// Returns whether it runs.
     pub fn is_alive(&self) -> bool {
         self.alive
     }
 
-    /// It dies, or comes back with nothing.
+    /// The lender dies, or comes back without pages.
     pub fn toggle(&mut self) {
         self.alive = !self.alive;
         if self.alive {
@@ -106,12 +106,12 @@ impl Lender {
         }
     }
 
-    /// Whether it has kept a session.
+    /// Returns whether it has kept a session.
     pub fn has(&self, session: u64) -> bool {
         self.alive && self.owners.contains_key(&session)
     }
 
-    /// A borrower connects. Whether it is let in.
+    /// A borrower connects. Returns whether the lender accepts.
     pub fn join(&mut self, session: u64) -> bool {
         if !self.alive {
             return false;
@@ -123,14 +123,14 @@ impl Lender {
         true
     }
 
-    /// The lender notices that a session is over.
+    /// The lender detects that a session has ended.
     pub fn leave(&mut self, session: u64) {
         if let Some(owner) = self.owners.remove(&session) {
             while !self.store.remove_owner(owner, 16) {}
         }
     }
 
-    /// Its sessions.
+    /// Returns its sessions.
     pub fn sessions(&self) -> impl Iterator<Item = u64> {
         self.owners.keys().copied()
     }
@@ -145,13 +145,13 @@ impl Lender {
                 let mut statuses = Vec::new();
                 for (item, page) in batch.items().iter().zip(batch.pages()) {
                     self.remember(item.key, item.checksum.get(), page);
-                    // A liar says that it has what it has thrown away.
+                    // A byzantine lender claims to have pages that it has discarded.
                     let lie = weather.lies(random);
                     let stored = lie || self.store.put(owner, key(&item.key), item.checksum.get(), page);
                     statuses.push(stored.into());
                 }
-                // The store is not told to let the kernel have the pages (`settle`): what the
-                // kernel takes is drawn from the seed, so that a run repeats itself.
+                // The store is not told to mark pages reclaimable (`settle`). The seed decides
+                // which pages the kernel takes, so that every run is the same.
                 link.said.push_back((session, Said::PutReply(request, statuses)));
             }
         }
@@ -164,7 +164,7 @@ impl Lender {
         }
     }
 
-    /// Answers a question.
+    /// Answers a request.
     pub fn answer(&mut self, asked: &Asked, weather: &Weather, random: &mut Rng) -> Answer {
         let mut answer = Answer { got: Vec::new(), pages: Vec::new(), cut: weather.cuts(random) };
         let owner = self.owners.get(&asked.session).copied().filter(|_| self.alive);
@@ -174,7 +174,7 @@ impl Lender {
                 None | Some(store::Got::Miss) => PageResult::Miss,
                 Some(store::Got::Page { checksum } | store::Got::Zero { checksum }) => PageResult::Page { checksum },
             };
-            // Nothing for a miss or zeros.
+            // A miss or a page of zeros has no bytes.
             let mut page = bytes.first_chunk().copied().unwrap_or([0; PAGE_SIZE]);
             if weather.lies(random) {
                 got = self.lie(wire_key, got, &mut page, random);
@@ -188,8 +188,8 @@ impl Lender {
         answer
     }
 
-    /// Something else than what was asked for: an older page of the same name, another page, or
-    /// damaged bytes.
+    /// Returns a wrong result: an older page with the same identity, another page, or damaged
+    /// bytes.
     fn lie(&self, asked: &WireKey, got: PageResult, page: &mut Page, random: &mut Rng) -> PageResult {
         let same = |other: &&(WireKey, u64, Page)| PageId::eq(&other.0.id(), &asked.id());
         let other = match random.u32(0..4) {
@@ -210,8 +210,8 @@ impl Lender {
         }
     }
 
-    /// The kernel takes a page, silently; or memory becomes scarce; or the lender looks what is
-    /// gone.
+    /// The kernel takes a page, silently; or memory becomes scarce; or the lender checks which
+    /// pages are gone.
     pub fn squeeze(&mut self, random: &mut Rng) {
         match random.u32(0..6) {
             0 => drop(self.store.scan(0..u32::MAX)),
@@ -228,7 +228,7 @@ impl Lender {
         }
     }
 
-    /// Tells a session of its lost pages.
+    /// Reports to a session its lost pages.
     pub fn notify(&mut self, session: u64, link: &mut Link) {
         let Some(owner) = self.owners.get(&session).copied() else { return };
         let mut keys = Vec::new();

@@ -1,17 +1,17 @@
 //! Whole pools on the real logic of borrowers and lenders, in one thread, in virtual time, from one
 //! seed.
 //!
-//! Each machine reads and changes its files while pages are evicted at any moment, lenders die and
-//! come back, forget, lie, connections break in mid-message, the event ring overflows, files are
-//! changed beside the mount, and daemons are killed and replaced. A model of the directory decides
-//! what each read may return. The logic is the real one ([`mod@borrower::core`],
-//! [`lender::store`]); the kernel, the network and the order of the mount's steps are models, which
+//! Each machine reads and changes its files. Meanwhile pages are evicted at any moment, and lenders
+//! die and come back, forget, and lie. Connections break in mid-message, the event ring overflows,
+//! files are changed externally, and daemons are killed and replaced. An oracle decides which
+//! values each read may return. The logic is the real one ([`mod@borrower::core`],
+//! [`lender::store`]). The kernel, the network and the order of the mount's steps are models, which
 //! docs/design/consistency.md lists as assumptions.
 //!
 //! The same seed and number of steps give the same run.
 
 #[cfg(not(debug_assertions))]
-compile_error!("the simulation wants debug assertions: build it without `--release`, or run `make simulate`");
+compile_error!("the simulation needs debug assertions: build it without `--release`, or run `make simulate`");
 
 mod beside;
 mod changing;
@@ -34,17 +34,17 @@ use lending::Lender;
 use machine::Machine;
 pub use weather::Weather;
 
-/// Lines of the trace that are shown of a run that went wrong.
+/// The number of lines of the trace that are printed for a failed run.
 const TRACE_LINES: usize = 1000;
 
-/// A run that went wrong.
+/// A failed run.
 #[derive(Debug)]
 pub struct Failure {
     /// The seed that repeats it.
     pub seed: u64,
     /// The step.
     pub step: u64,
-    /// What was read that must not be.
+    /// The wrong value that was read.
     pub what: String,
     /// How often what happens in it.
     pub weather: Weather,
@@ -52,10 +52,10 @@ pub struct Failure {
     pub trace: Vec<String>,
 }
 
-/// One run of so many steps.
+/// Does one run of `steps` steps.
 ///
 /// # Errors
-/// When a read returned what it must not.
+/// If a read returned a wrong value.
 pub fn run(seed: u64, steps: u64) -> Result<Tally, Box<Failure>> {
     attempt(seed, steps, false).map_err(|_| match attempt(seed, steps, true) {
         Err(failure) => failure,
@@ -95,7 +95,7 @@ fn attempt(seed: u64, steps: u64, trace: bool) -> Result<Tally, Box<Failure>> {
     Ok(context.tally)
 }
 
-/// What happens to lenders and daemons.
+/// An event that hits lenders and daemons.
 fn trouble(context: &mut Context, machines: &mut [Machine], lenders: &mut [Lender]) {
     let draw = context.random.u32(0..10_000);
     let weather = &context.weather;
@@ -111,7 +111,7 @@ fn trouble(context: &mut Context, machines: &mut [Machine], lenders: &mut [Lende
         let lender = context.random.usize(0..lenders.len());
         lenders[lender].squeeze(&mut context.random);
     } else if draw < crashes + kills + 150 {
-        // A lender notices which sessions are over.
+        // A lender detects which sessions have ended.
         let lender = context.random.usize(0..lenders.len());
         let over = |session: &u64| !machines.iter().any(|machine| machine.links[lender].session == Some(*session));
         let sessions: Vec<u64> = lenders[lender].sessions().filter(over).collect();

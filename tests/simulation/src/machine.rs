@@ -1,5 +1,5 @@
 //! One borrowing machine: a model of its kernel (page cache, eviction, FUSE requests) and of the
-//! mount's order of steps, around the real logic of the borrower.
+//! mount's order of steps, around the borrower's real logic.
 
 use crate::beside::SlowWrite;
 use crate::changing::Altering;
@@ -23,47 +23,48 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use wire::ITEMS_MAX;
 
-/// Events that the ring holds. Beyond it they are lost.
+/// The number of events that the ring holds. Further ones are lost.
 const RING_EVENTS_MAX: usize = 24;
-/// Bytes of the ring that an event takes.
+/// The number of bytes of the ring that an event takes.
 const EVENT_BYTES: u64 = PAGE_SIZE as u64;
-/// Buffers for puts to a lender, and their pages: few, so that they run out.
+/// The number of buffers for puts to a lender, and of pages in each: few, so they run out.
 const PUT_BATCHES: usize = 16;
 const BATCH_PAGES: usize = 4;
-/// Control groups, in turns from page to page: none, one with a quota, and one with a share.
+/// The number of control groups, alternating from page to page: none, one with a quota, and one
+/// with a share.
 const GROUPS: usize = 3;
 const QUOTA_PAGES: u64 = 2;
-/// Of so many tries to store into a file that nobody has mapped for writing, one maps it.
+/// One in this number of attempts to store into a file without a writable mapping makes a mapping.
 const MAPPED_SELDOM: u32 = 4;
 
-/// What a read returned that it must not.
+/// A wrong value that a read returned.
 #[derive(Debug)]
 pub struct Wrong(pub String);
 
 struct Event {
     key: FileKey,
     page: usize,
-    /// None: they were not wanted.
+    /// None if the bytes were not wanted.
     units: Option<[u64; UNITS]>,
     position: u64,
     group: u8,
 }
 
-/// Something under way.
+/// An operation in progress.
 pub struct Task {
     /// Its number.
     pub id: u64,
-    /// The file it is about.
+    /// The file's index.
     pub file: usize,
     /// When it began.
     pub began: Time,
-    /// The opens that it has to know of.
+    /// The opens that it must take into account.
     pub opened: Time,
-    /// What it is.
+    /// The kind of operation.
     pub doing: Doing,
 }
 
-/// What can be under way.
+/// The kinds of operations.
 pub enum Doing {
     /// An application reads.
     Read(Read),
@@ -71,23 +72,23 @@ pub enum Doing {
     Change(Box<Altering>),
     /// An application opens a file.
     Open(Opening),
-    /// The kernel is told to drop pages.
+    /// The kernel drops pages that the daemon has named.
     Deliver(Delivering),
-    /// Somebody writes a file below.
+    /// An external writer changes a backing file.
     WriteBelow(SlowWrite),
 }
 
 /// One machine.
 pub struct Machine {
-    /// The real thing.
+    /// The real borrower.
     pub core: Core,
     /// Its files.
     pub files: Vec<FileModel>,
     /// Its lenders.
     pub links: Vec<Link>,
-    /// What is under way.
+    /// Operations in progress.
     pub tasks: Vec<Task>,
-    /// READs that are under way together.
+    /// READs in progress together.
     pub(crate) batches: BTreeMap<u64, Batch>,
     hints: Arc<Hints>,
     events: VecDeque<Event>,
@@ -97,12 +98,12 @@ pub struct Machine {
     pub unique: u64,
     strategy: Strategy,
     inodes: u64,
-    /// Instead of lenders.
+    /// A guest in place of lenders.
     pub guest: Option<Guest>,
 }
 
 impl Machine {
-    /// A machine with that many lenders.
+    /// Returns a machine with this number of lenders.
     pub fn new(context: &mut Context, lenders: usize) -> Machine {
         let strategy = if context.random.bool() { Strategy::Exclusive } else { Strategy::NonInclusive };
         let hints = Arc::new(Hints::default());
@@ -128,7 +129,7 @@ impl Machine {
         machine
     }
 
-    /// Both ends of the event stream.
+    /// Returns both ends of the event stream.
     pub fn positions(&self) -> (u64, u64) {
         (self.produced, self.consumed)
     }
@@ -150,7 +151,7 @@ impl Machine {
         FileModel::new(identity, all, size, context.now)
     }
 
-    /// One step of this machine.
+    /// Does one step of this machine.
     pub fn step(&mut self, context: &mut Context, lenders: &mut [Lender]) -> Result<(), Wrong> {
         let weather = &context.weather;
         let (evictions, haste) = (weather.evictions, weather.haste);
@@ -215,7 +216,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Adds something under way.
+    /// Adds an operation.
     pub fn start(&mut self, context: &mut Context, file: usize, doing: Doing) {
         let id = context.number();
         let model = &mut self.files[file];
@@ -275,7 +276,7 @@ impl Machine {
         }
     }
 
-    /// A name is looked up: the kernel gets an inode, and we look at the file.
+    /// A name is looked up: the kernel gets an inode, and the daemon takes the file's stamp.
     fn look_up(&mut self, context: &mut Context, file: usize) {
         let model = &mut self.files[file];
         let known = self.core.catalog.adopt(model.identity);
@@ -287,8 +288,7 @@ impl Machine {
         model.truth.open(context.now);
     }
 
-    /// The kernel forgets the inode; perhaps because the file was deleted, and then there is
-    /// another with its number.
+    /// The kernel forgets the inode. If the file was deleted, another one may get its number.
     fn forget(&mut self, context: &mut Context, file: usize) {
         let model = &mut self.files[file];
         let busy = model.tasks > 0 || model.invalidation.is_some() || model.invalidating;
@@ -300,7 +300,7 @@ impl Machine {
         context.note(|| format!("file {file} forgotten, deleted: {deleted}"));
         self.core.catalog.retire(&inode.file, deleted);
         if deleted || context.random.bool() {
-            // Else it is deleted and made anew beside the mount, or stays as it is.
+            // Otherwise the file is deleted and created again externally, or stays as it is.
             if deleted || context.random.bool() {
                 let identity = self.files[file].identity;
                 self.files[file] = self.new_file(context, Some(identity));
@@ -312,8 +312,8 @@ impl Machine {
     fn store(&mut self, context: &mut Context, file: usize) {
         let model = &mut self.files[file];
         let Some(inode) = model.inode.as_mut() else { return };
-        // While a change of the size is under way, the model would not know what a store means; but
-        // for a write(2), because the kernel believes in its end only after its answer.
+        // While the size is being changed, the model would not know the result of a store. A
+        // write(2) is an exception, because the kernel moves its end only after the answer.
         let is_known = inode.size == model.below.size || inode.size_unstable;
         if !is_known || inode.no_stores || model.is_written_below {
             return;
@@ -323,13 +323,14 @@ impl Machine {
             _ => false,
         };
         if !inode.may_be_stored_to {
-            // To map it, a program opens it, and waits for changes. Most files are never mapped so.
+            // To map the file, a program opens it, and waits for changes. Most files are never
+            // mapped for writing.
             let is_copied = self.tasks.iter().any(|task| changes(task, &Altering::is_copy));
             inode.may_be_stored_to = !is_copied && context.random.u32(0..MAPPED_SELDOM) == 0;
             return;
         }
-        // Nor while the kernel is about to cut off what is stored, because it is told of a size
-        // that the file had beside us.
+        // Nor while the kernel is about to cut off the stored bytes, because it learns a size that
+        // came from an external change.
         let size = inode.size;
         let brings_size = |task: &Task| matches!(&task.doing, Doing::Open(open) if open.brings_size(size));
         if self.tasks.iter().any(|task| task.file == file && brings_size(task)) {
@@ -337,7 +338,7 @@ impl Machine {
         }
         let mut page = context.random.usize(0..inode.pages.len());
         if inode.size_unstable || context.random.u32(0..2) == 0 {
-            // Stores at the end are tried more often.
+            // Stores at the end are more frequent.
             page = (inode.size / UNITS).min(inode.pages.len() - 1);
         }
         let is_fresh = (0..UNITS).all(|at| model.truth.is(page * UNITS + at, inode.seen(page, at)));
@@ -362,18 +363,20 @@ impl Machine {
             }
         }
         let unit = page * UNITS + at;
-        // What is stored behind the end has no meaning, but stays in the kernel's page.
+        // Bytes that are stored behind the end have no meaning, but stay in the kernel's page.
         if unit >= size && !model.mapped_writes {
             return;
         }
         let value = context.number() * 4096 + unit as u64;
         cached.units[at] = value;
         cached.dirty = true;
-        // Beside what is copied below, a store is nobody else's business.
+        // A store next to a range that the backing file system copies conflicts with no other
+        // change.
         let is_apart =
             is_fresh && unit < size && !self.tasks.iter().any(|task| changes(task, &|change| !change.leaves(unit)));
         if model.changes > 0 && !is_apart {
-            // Also behind the end: the whole page is written back, with what it holds then.
+            // Also behind the end: the whole page is written back, with the bytes that it holds
+            // then.
             model.mixed = true;
             inode.pages.iter_mut().flatten().for_each(|cached| cached.is_torn = true);
             model.truth.linger(unit, value, Time::MAX);
@@ -406,7 +409,7 @@ impl Machine {
         inode.temporary[page] = temporary;
         let end = UNITS.min(size - page * UNITS);
         if context.weather.writeback == Writeback::Zeroing {
-            // Also what a write(2) has put there, if its answer has not moved the end yet.
+            // Also the bytes of a write(2) whose answer has not moved the end yet.
             cached.units[end..].fill(0);
             if inode.size_unstable {
                 (end..UNITS).for_each(|at| model.truth.linger(page * UNITS + at, 0, Time::MAX));
@@ -414,7 +417,8 @@ impl Machine {
         }
         let units = cached.units[..end].to_vec();
         if model.mixed {
-            // The page may hold what a failed write has left there, and brings it down after all.
+            // The page may hold bytes of a failed write, and writes them to the backing file after
+            // all.
             for (at, value) in units.iter().enumerate() {
                 model.truth.linger(page * UNITS + at, *value, Time::MAX);
             }
@@ -425,7 +429,7 @@ impl Machine {
         self.start(context, file, Doing::Change(Box::new(Altering::writeback(page, units, unique))));
     }
 
-    /// The kernel is told what waits to be told.
+    /// The daemon requests the drops that wait.
     fn deliver(&mut self, context: &mut Context) {
         let file = context.random.usize(0..context.weather.files);
         let model = &mut self.files[file];
@@ -487,7 +491,7 @@ impl Machine {
         }
     }
 
-    /// Puts that wait, and drops, set out.
+    /// Sends puts that wait, and drops.
     fn send(&mut self, partial: bool) {
         for lender in 0..self.links.len() {
             while let Some((request, batch)) = self.core.next_put(lender as u8, partial) {
@@ -508,7 +512,7 @@ impl Machine {
         }
     }
 
-    /// Something happens between this machine and one of its lenders.
+    /// An event between this machine and one of its lenders.
     fn exchange(&mut self, context: &mut Context, lenders: &mut [Lender]) {
         let at = context.random.usize(0..lenders.len());
         // The latency gate closes now and then, for gets alone or for all, and opens again.
@@ -522,7 +526,7 @@ impl Machine {
             match context.random.u32(0..20) {
                 0 => self.connect(context, at, lender),
                 1 if context.random.u32(0..10) == 0 => {
-                    // It is waited for no longer.
+                    // The suspension has lasted too long.
                     link.away = None;
                     self.core.catalog.lender_lost(at as u8);
                 }
@@ -563,11 +567,11 @@ impl Machine {
         }
     }
 
-    /// A lender is connected to: it has kept the session, or says so, or begins a new one.
+    /// Connects to a lender: it has kept the session, or claims so, or begins a new one.
     fn connect(&mut self, context: &mut Context, at: usize, lender: &mut Lender) {
         let link = &mut self.links[at];
         if let Some(session) = link.away.take() {
-            // What was under way on the old connections is not let in any more.
+            // Messages in progress on the old connections are not accepted any more.
             link.told.clear();
             let kept = lender.has(session) || lender.is_alive() && context.weather.lies(&mut context.random);
             if kept && lender.join(session) {
@@ -593,7 +597,7 @@ impl Machine {
         link.away = Some(session);
         context.note(|| format!("lender {lender} lost"));
         context.tally.losses += 1;
-        // What was sent may still arrive.
+        // Messages that were sent may still arrive.
         if context.random.bool() {
             link.told.clear();
         }
@@ -603,8 +607,8 @@ impl Machine {
         self.core.abandon_puts(lender as u8);
     }
 
-    /// The daemon is killed, and another takes over: the kernel and what is below stay as they are,
-    /// requests that were not answered are sent again.
+    /// The daemon is killed, and another takes over. The kernel and the backing files stay as they
+    /// are; unanswered requests are sent again.
     pub fn kill(&mut self, context: &mut Context) {
         context.note(|| "the daemon is killed".to_owned());
         context.tally.kills += 1;

@@ -1,4 +1,4 @@
-//! `make simulate`: runs of the simulation, with seeds nobody has tried or with a given one.
+//! `make simulate`: runs of the simulation, with new seeds or with a given one.
 
 use anyhow::{Context as _, Result, bail};
 use borrower::catalog::rules::{Rule, break_rule};
@@ -7,32 +7,32 @@ use simulation::Tally;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Simulates whole pools on the real logic, and says so when a read returns what it must not.
+/// Simulate whole pools on the real logic, and report reads that return a wrong value.
 #[derive(Parser)]
 #[command(args_override_self = true)]
 struct Options {
-    /// Repeat the run of this seed; without it, fresh seeds one after another.
+    /// Repeat the run of this seed; without it, run new seeds one after another.
     #[arg(long)]
     seed: Option<u64>,
 
-    /// With a seed: runs of so many seeds, from that one on.
+    /// With a seed: the number of runs, each with the next seed.
     #[arg(long, default_value_t = 1)]
     runs: u64,
 
-    /// Steps of a run.
+    /// The number of steps of a run.
     #[arg(long, default_value_t = 20_000)]
     steps: u64,
 
-    /// Without a seed: for how long new runs are begun.
+    /// Without a seed: how long new runs are started, in seconds.
     #[arg(long, default_value_t = 120)]
     seconds: u64,
 
-    /// Without a seed: processes at once. (Threads would wait for each other: lenders map and unmap
-    /// memory.)
+    /// Without a seed: the number of processes at once. (Threads would wait for each other: lenders
+    /// map and unmap memory.)
     #[arg(long, default_value_t = 1)]
     jobs: usize,
 
-    /// The number of a rule of docs/design/consistency.md to break: this must be noticed.
+    /// The number of a rule of docs/design/consistency.md to break: the run must detect it.
     #[arg(long = "break", value_name = "NUMBER")]
     broken: Option<u8>,
 }
@@ -107,7 +107,7 @@ fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// This program several times, until all have ended or one has failed.
+/// Starts this program several times, and waits until all have ended or one has failed.
 fn run_jobs(jobs: usize) -> Result<()> {
     let begin = || {
         let mut command = Command::new(std::env::current_exe()?);
@@ -132,7 +132,7 @@ fn run_jobs(jobs: usize) -> Result<()> {
         child.wait()?;
     }
     if failed {
-        bail!("a run went wrong: its trace and seed stand above");
+        bail!("a run has failed: its trace and seed are above");
     }
     Ok(())
 }

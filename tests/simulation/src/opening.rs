@@ -1,4 +1,5 @@
-//! Opens, which look at the file below, and the kernel dropping its pages when it is told to.
+//! Opens, which take the stamp of the backing file, and drops of pages that the daemon requests
+//! from the kernel.
 
 use crate::context::Context;
 use crate::file::{Invalidation, UNIT_BYTES, UNITS};
@@ -6,15 +7,16 @@ use crate::machine::{Doing, Machine, Task};
 use crate::truth::Time;
 use borrower::Writers;
 
-/// An open of an application.
+/// An open by an application.
 #[derive(Default)]
 pub struct Opening {
     stage: Stage,
     /// The daemon that has answered it is dead.
     orphaned: bool,
-    /// When the kernel was last told the size; or when the daemon was killed, if that was later.
+    /// When the kernel was last told the size, or when the daemon was killed, if that was later.
     told: Time,
-    /// The size below, in units, before we had the kernel drop its pages, so as to move the end.
+    /// The backing file's size in units, before the daemon made the kernel drop its pages in order
+    /// to move the end.
     dropped_at: Option<usize>,
 }
 
@@ -23,22 +25,22 @@ enum Stage {
     /// The kernel asks for attributes.
     #[default]
     Ask,
-    /// They were looked at: the size, and what the kernel knew of it then.
+    /// The daemon has read the attributes: the size, and the kernel's version of it at that time.
     Attributes { size: usize, version: u64 },
-    /// The kernel drops pages because the size is another.
+    /// The kernel drops pages because the size has changed.
     Drop { next: usize },
-    /// The kernel opens.
+    /// The kernel sends the open.
     Open,
-    /// The end may have been moved beside us: we have the kernel drop its pages before we move the
-    /// end that it knows.
+    /// An external change may have moved the end. The daemon makes the kernel drop its pages,
+    /// before it moves the kernel's end.
     DropOlder { next: usize, number: Option<u64> },
-    /// We were answered that the cache must not be kept: the kernel drops it.
+    /// The answer was that the cache must not be kept: the kernel drops it.
     DropAll { next: usize },
-    /// The file is open; nothing was asked for through this handle yet.
+    /// The file is open; no request came through this handle yet.
     Unused,
 }
 
-/// The kernel is being told to drop pages.
+/// A drop of pages that the daemon has requested from the kernel.
 pub struct Delivering {
     what: Invalidation,
     since: Time,
@@ -46,12 +48,12 @@ pub struct Delivering {
 }
 
 impl Opening {
-    /// Whether the kernel is about to learn of another size than the one it knows.
+    /// Returns whether the kernel is about to learn another size than the one it has.
     pub fn brings_size(&self, known: usize) -> bool {
         matches!(self.stage, Stage::Attributes { size, .. } if size != known)
     }
 
-    /// The daemon has died: what it was answering is asked again.
+    /// The daemon has died: the kernel sends the unanswered request again.
     pub fn send_again(&mut self, now: Time) {
         self.orphaned = true;
         self.told = now;
@@ -65,15 +67,15 @@ impl Opening {
 }
 
 impl Delivering {
-    /// Of those pages, begun at `since`.
+    /// Returns a drop of those pages, begun at `since`.
     pub fn new(what: Invalidation, since: Time) -> Delivering {
         Delivering { what, since, next: what.first }
     }
 }
 
 impl Machine {
-    /// Drops the page `next` and says which comes after it; none after the last. A page that is
-    /// locked, or written back, is waited for. Dirty ones stay (they would be written back first).
+    /// Drops the page `next` and returns the page after it; None after the last. Waits for a page
+    /// that is locked or under writeback. Dirty pages stay (they would be written back first).
     pub fn drop_page(&mut self, file: usize, next: usize, end: usize) -> Option<usize> {
         let inode = self.files[file].inode.as_mut()?;
         if next >= end.min(inode.pages.len()) {
@@ -87,16 +89,16 @@ impl Machine {
         Some(next + 1)
     }
 
-    /// Whether a write has filled that page since then and is not sent yet: a drop of which the
-    /// daemon does not learn when it ends is assumed not to come in between
-    /// (docs/design/limits.md, L1).
+    /// Returns whether a write has filled that page since then and is not sent yet. We assume that
+    /// a drop whose end the daemon does not learn does not come in between (docs/design/limits.md,
+    /// L1).
     fn is_filled(&self, file: usize, page: usize, since: Time) -> bool {
         self.tasks.iter().any(|task| {
             task.file == file && matches!(&task.doing, Doing::Change(change) if change.has_filled(page, since))
         })
     }
 
-    /// One step of an open. True: it has ended.
+    /// Does one step of an open. Returns true when it has ended.
     pub fn advance_open(&mut self, context: &mut Context, task: &Task, open: &mut Opening) -> bool {
         let unseen = match open.stage {
             Stage::Drop { next } => Some(next),
@@ -133,7 +135,7 @@ impl Machine {
                     open.stage = Stage::Open;
                 } else {
                     context.note(|| format!("file {}: the kernel sees size {size}", task.file));
-                    // What is dirty behind the new end goes, too.
+                    // Dirty bytes behind the new end are dropped, too.
                     for page in inode.pages.iter_mut().skip(size.div_ceil(UNITS)).flatten() {
                         page.dirty = false;
                     }
@@ -218,7 +220,7 @@ impl Machine {
         false
     }
 
-    /// One step of telling the kernel. True: it is done.
+    /// Does one step of a drop. Returns true when it has ended.
     pub fn advance_delivery(&mut self, context: &mut Context, task: &Task, delivering: &mut Delivering) -> bool {
         // A dirty page is written back first.
         if self.files[task.file].inode.as_ref().is_some_and(|inode| inode.is_dirty_page(delivering.next)) {

@@ -1,6 +1,6 @@
-//! An application reads: pages that the kernel caches as they are, others by a READ, which the real
-//! [`ReadState`] answers, alone or in a real [`ReadBatch`](borrower::read::batch::ReadBatch)
-//! with others.
+//! An application reads: cached pages as they are, others by a READ of the kernel. The real
+//! [`ReadState`] answers the READ, alone or in a real
+//! [`ReadBatch`](borrower::read::batch::ReadBatch) with others.
 
 use crate::context::Context;
 use crate::file::{Cached, UNIT_BYTES, UNITS, decode};
@@ -10,28 +10,28 @@ use crate::truth::EOF;
 use borrower::read::state::{Event, RacedRead, ReadState, Step};
 use page::{PAGE_SIZE, PageRange};
 
-/// A read of an application.
+/// A read by an application.
 pub struct Read {
     next: usize,
     end: usize,
     request: Option<Box<Request>>,
 }
 
-/// A READ of the kernel.
+/// A READ by the kernel.
 pub(crate) struct Request {
     pub(crate) unique: u64,
     first: usize,
     end: usize,
     pub(crate) reading: ReadState,
     pub(crate) buf: Vec<u8>,
-    /// Nothing was done for it yet.
+    /// No work was done for it yet.
     pub(crate) is_queued: bool,
-    /// What a lender was asked for it alone.
+    /// The request to a lender for this READ alone.
     asking: Option<Asking>,
-    /// The batch that it is one of, and its number there.
+    /// The batch of the READ, and its number there.
     pub(crate) batch: Option<(u64, usize)>,
     size_version: u64,
-    /// The greatest size of the file below, in units, since it was asked.
+    /// The greatest size of the backing file, in units, since the READ was sent.
     size_max: usize,
 }
 
@@ -43,41 +43,41 @@ impl Request {
         self.reading.start(self.unique, self.offset(), self.buf.len());
     }
 
-    /// Where it begins, in bytes.
+    /// Returns the first byte.
     pub(crate) fn offset(&self) -> u64 {
         (self.first * PAGE_SIZE) as u64
     }
 }
 
-/// How a READ goes on.
+/// The progress of a READ.
 enum Progress {
     UnderWay,
-    /// That many bytes.
+    /// Answered with this number of bytes.
     Answered(usize),
     Failed,
 }
 
 impl Read {
-    /// Of those pages.
+    /// Returns a read of these pages.
     pub fn new(next: usize, end: usize) -> Read {
         Read { next, end, request: None }
     }
 
-    /// The daemon has died: what it was answering is asked again.
+    /// The daemon has died: the kernel sends the unanswered request again.
     pub fn send_again(&mut self) {
         if let Some(request) = &mut self.request {
             request.queue();
         }
     }
 
-    /// The READ that is under way, if one is.
+    /// Returns the READ in progress, if there is one.
     pub(crate) fn request(&mut self) -> Option<&mut Request> {
         self.request.as_deref_mut()
     }
 }
 
 impl Machine {
-    /// One step of a read. True: it has ended.
+    /// Does one step of a read. Returns true when it has ended.
     pub fn advance_read(&mut self, context: &mut Context, task: &Task, read: &mut Read) -> Result<bool, Wrong> {
         let Some(request) = &mut read.request else { return self.walk(context, task, read) };
         match self.advance_request(context, task.file, request) {
@@ -102,7 +102,7 @@ impl Machine {
             Progress::Failed => {
                 let Some(inode) = &mut self.files[task.file].inode else { return Ok(true) };
                 for page in request.first..request.end {
-                    // Neither read nor dropped: reclaim may take it.
+                    // Neither read nor dropped: reclaim may evict it.
                     let units = std::array::from_fn(|at| context.now * 4096 + at as u64);
                     inode.pages[page] = Some(Cached { units, ..Cached::default() });
                 }
@@ -112,7 +112,7 @@ impl Machine {
         }
     }
 
-    /// The kernel goes through the pages, and asks for those that it does not have.
+    /// The kernel walks over the pages, and sends a READ for missing ones.
     fn walk(&mut self, context: &mut Context, task: &Task, read: &mut Read) -> Result<bool, Wrong> {
         let file = &mut self.files[task.file];
         let Some(inode) = &mut file.inode else { return Ok(true) };
@@ -226,8 +226,8 @@ impl Machine {
         Progress::UnderWay
     }
 
-    /// What the file below holds of a READ, or of some of its pages, as it was read while a lender
-    /// was late; or nothing, if nobody had time for that.
+    /// Returns the backing file's bytes for a part of a READ, read while a lender was late. Returns
+    /// None if no thread was free for that.
     pub(crate) fn race(&mut self, context: &mut Context, at: usize, offset: u64, len: usize) -> Option<RacedRead> {
         if context.random.bool() {
             return None;
@@ -241,7 +241,7 @@ impl Machine {
         Some(RacedRead { span, read })
     }
 
-    /// The kernel gets its answer: the pages are cached, with zeros behind what was answered; a
+    /// The kernel gets its answer: the pages are cached, with zeros behind the answered bytes. A
     /// short answer is the file's end.
     fn answer_read(&mut self, at: usize, request: &Request, len: usize) {
         let Some(inode) = &mut self.files[at].inode else { return };

@@ -1,4 +1,4 @@
-//! What is asked of lenders, and READs that are asked for together, in a real [`ReadBatch`].
+//! Requests to lenders, and READs that are requested together, in a real [`ReadBatch`].
 
 use crate::context::Context;
 use crate::lending::{Answer, Asked};
@@ -12,45 +12,45 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use wire::WireKey;
 
-/// READs that may join a batch at once.
+/// The number of READs that may join a batch at once.
 const JOIN_MAX: usize = 3;
-/// Bytes of a batch's buffer.
+/// The size of a batch's buffer in bytes.
 const BUF_BYTES: usize = 24 * PAGE_SIZE;
 
-/// A request that a lender was sent.
+/// A request that was sent to a lender.
 pub(crate) struct Asking {
     lender: u8,
     number: u64,
     session: u64,
-    /// The rest of its answer, part of which was received.
+    /// The rest of its answer, if a part of it was received.
     rest: Option<Answer>,
 }
 
-/// What came of it.
+/// The result of a request.
 pub(crate) enum Heard {
-    /// These pages, whose bytes are in the buffer.
+    /// The results of these pages, whose bytes are in the buffer.
     Pages(Vec<PageResult>),
-    /// It is late, and not waited for. The answer comes all the same, to nobody.
+    /// The answer is late, and is not waited for. It still arrives, and is discarded.
     Late,
     /// The connection broke.
     Broken,
 }
 
-/// READs that are under way together.
+/// READs in progress together.
 pub(crate) struct Batch {
     batch: ReadBatch,
-    /// The file of each, by its number and as the daemon knows it.
+    /// The file of each READ: its index, and the borrower's file.
     files: Vec<(usize, Arc<File>)>,
     buf: Vec<u8>,
     asking: VecDeque<Asking>,
-    /// What becomes of all that is not answered.
+    /// Whether all pages without an answer have failed.
     is_over: bool,
-    /// READs that have not left it.
+    /// The number of READs that have not left the batch.
     left: usize,
 }
 
 impl Machine {
-    /// Sends a request; none, if there is no connection.
+    /// Sends a request; None if there is no connection.
     pub(crate) fn ask(&mut self, context: &mut Context, lender: u8, keys: Vec<WireKey>) -> Option<Asking> {
         let number = context.number();
         let session = self.links[usize::from(lender)].session?;
@@ -59,7 +59,7 @@ impl Machine {
         Some(Asking { lender, number, session, rest: None })
     }
 
-    /// Receives the answer, or a part of it, if it is there. Its bytes go to these places.
+    /// Receives the answer, or a part of it, if it has arrived. Its bytes go to these places.
     pub(crate) fn receive(
         &mut self,
         context: &mut Context,
@@ -84,7 +84,7 @@ impl Machine {
                 Heard::Pages(answer.got)
             }
             _ => {
-                // Something of it may have arrived.
+                // A part of it may have arrived.
                 for place in places.iter().take(1) {
                     buf[*place..*place + PAGE_SIZE].fill(0xdd);
                 }
@@ -97,7 +97,7 @@ impl Machine {
         Some(heard)
     }
 
-    /// A READ that nothing was done for begins in a batch, if one lender has all of it; others that
+    /// A READ without any progress begins in a batch, if one lender has all of it; other READs that
     /// wait may join.
     pub(crate) fn begin_batch(&mut self, context: &mut Context, known: &Arc<File>, file: usize, request: &mut Request) {
         let mut batch = Batch {
@@ -115,7 +115,7 @@ impl Machine {
         }
     }
 
-    /// Whether the READ is one of the batch now. If not, it goes on alone.
+    /// Returns whether the READ has joined the batch. If not, it continues alone.
     fn join(&self, of: &mut Batch, id: u64, known: &Arc<File>, file: usize, request: &mut Request) -> bool {
         request.is_queued = false;
         let asked = (request.unique, request.offset(), request.buf.len());
@@ -146,7 +146,7 @@ impl Machine {
         self.tasks = tasks;
     }
 
-    /// One step of the batch that a READ is one of; or the READ leaves it, if it was answered.
+    /// Does one step of the batch of a READ; or the READ leaves the batch, if it was answered.
     pub(crate) fn advance_batch(&mut self, context: &mut Context, request: &mut Request) {
         let Some((id, nth)) = request.batch else { return };
         let Some(mut of) = self.batches.remove(&id) else { return };
@@ -204,7 +204,7 @@ impl Machine {
         }
     }
 
-    /// The batch takes a response. One look at a file is enough for all READs that were filled
+    /// The batch handles a response. One stamp of a file is enough for all READs that were filled
     /// before.
     fn answered(&self, of: &mut Batch, response: Response<'_>) {
         let Batch { batch, files, buf, .. } = of;

@@ -1,26 +1,27 @@
-//! The model of a file that decides what each read through the mount may return.
+//! The oracle: a model of a file that decides which values each read through the mount may return.
 //!
-//! A file is a row of *units* of 512 bytes, the smallest piece that anything here reads or writes.
-//! Each holds one number, or [`EOF`] where it lies behind the end. Beside what it holds now, a unit
-//! may still be read as something else, for one of the reasons in [`Why`]; what a read returns must
-//! have been right at some moment of it.
+//! A file is a sequence of *units* of 512 bytes, the smallest piece that any operation reads or
+//! writes. Each holds one number, or [`EOF`] behind the end. Apart from its current value, a read
+//! may also return other values of a unit, for one of the reasons in [`Why`]. A value that a read
+//! returns must have been right at some moment of the read.
 
 /// Virtual time: the number of the step.
 pub type Time = u64;
 
-/// What a unit behind the end of the file holds.
+/// The value of a unit behind the end of the file.
 pub const EOF: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
-    /// It was right until then.
+    /// The value was right until then.
     Until(Time),
-    /// It was right until then, when somebody changed the file beside the mount: who has not opened
-    /// it since may still see it.
+    /// The value was right until an external change at that time. A program that has not opened the
+    /// file since may still read it.
     Beside(Time),
-    /// That change is under way.
+    /// The change with this number is in progress.
     Pending(u64),
-    /// The kernel may show it until it has dropped what we told it to drop, since then.
+    /// The kernel may return the value until it has executed the drop that the daemon requested at
+    /// that time.
     Lingering(Time),
 }
 
@@ -30,22 +31,23 @@ struct Unit {
     others: Vec<(u64, Why)>,
 }
 
-/// What may be read.
+/// The values that may be read.
 #[derive(Debug)]
 pub struct Truth {
     units: Vec<Unit>,
-    /// When the latest open that has been answered began.
+    /// The time when the latest answered open began.
     opened: Time,
 }
 
 impl Truth {
-    /// A file of these units.
+    /// Returns a file of these units.
     pub fn new(units: &[u64], now: Time) -> Truth {
         let units = units.iter().map(|unit| Unit { current: *unit, others: Vec::new() }).collect();
         Truth { units, opened: now }
     }
 
-    /// What a read that begins now has to know later: which changes beside it must see.
+    /// Returns the state that a read must store at its beginning: it decides which external changes
+    /// the read must see.
     pub fn opened(&self) -> Time {
         self.opened
     }
@@ -55,8 +57,8 @@ impl Truth {
         self.opened = self.opened.max(began);
     }
 
-    /// Whether a read that began at `from`, when [`Truth::opened`] was `opened`, may return that
-    /// value.
+    /// Returns whether a read may return that value. The read began at `from`, when
+    /// [`Truth::opened`] was `opened`.
     pub fn accepts(&self, unit: usize, value: u64, from: Time, opened: Time) -> bool {
         let unit = &self.units[unit];
         unit.current == value
@@ -70,66 +72,66 @@ impl Truth {
             })
     }
 
-    /// Whether the value is what the unit holds, and nothing else.
+    /// Returns whether this is the only right value of the unit.
     pub fn is(&self, unit: usize, value: u64) -> bool {
         self.units[unit].current == value
     }
 
-    /// The unit holds that now, as of this moment.
+    /// The unit has this value from now on.
     pub fn store(&mut self, unit: usize, value: u64, now: Time) {
         self.replace(unit, value, Why::Until(now));
     }
 
-    /// Somebody changed the unit beside the mount.
+    /// An external writer changed the unit.
     pub fn beside(&mut self, unit: usize, value: u64, now: Time) {
         let old = self.units[unit].current;
         self.replace(unit, value, Why::Beside(now));
         if value == EOF || old == EOF {
-            // Until it is opened, the kernel may know the one size and cache the zeros of the
+            // Until the file is opened, the kernel may use the one size and cache the zeros of the
             // other.
             self.outlast(unit, 0, now);
         }
     }
 
-    /// The kernel's page holds that, and may show it until the file is opened after a change beside
-    /// the mount.
+    /// The kernel's page holds this value, and may return it until the file is opened after an
+    /// external change.
     pub fn outlast(&mut self, unit: usize, value: u64, now: Time) {
         self.units[unit].others.push((value, Why::Beside(now)));
     }
 
-    /// A change begins that may make the unit hold that.
+    /// A change begins that may give the unit this value.
     pub fn announce(&mut self, change: u64, unit: usize, value: u64) {
         self.units[unit].others.push((value, Why::Pending(change)));
     }
 
-    /// The kernel's page holds that, and may show it once the file reaches there, until it has
-    /// dropped the page.
+    /// The kernel's page holds this value. The kernel may return it once the file reaches this
+    /// unit, until it has dropped the page.
     pub fn linger(&mut self, unit: usize, value: u64, now: Time) {
         self.units[unit].others.push((value, Why::Lingering(now)));
     }
 
-    /// The change is over, and that is what the unit holds. With `lingering`, the kernel may still
-    /// show what it held before until it has dropped its pages. A change of the unit itself
-    /// (`fresh`), not only of the end, has put its bytes into the kernel's page.
+    /// The change has ended, and this is the unit's value. With `lingering`, the kernel may still
+    /// return the old value until it has dropped its pages. A change of the unit itself (`fresh`),
+    /// not only of the end, has put its bytes into the kernel's page.
     pub fn settle(&mut self, change: u64, unit: usize, value: u64, now: Time, lingering: bool, fresh: bool) {
         for (_, why) in &mut self.units[unit].others {
             match why {
                 Why::Pending(of) if *of == change => *why = Why::Until(now),
-                // A program that has changed the unit through the mount must not see anything older
-                // any more.
+                // A program that has changed the unit through the mount must not read an older
+                // value any more.
                 Why::Beside(_) if fresh => *why = Why::Until(now),
                 _ => {}
             }
         }
         if lingering && self.units[unit].current == EOF {
-            // The kernel may know of the new end, and still cache what it read before the old one:
-            // zeros.
+            // The kernel may have the new end, and still cache the zeros that it read before the
+            // old end.
             self.linger(unit, 0, now);
         }
         self.replace(unit, value, if lingering { Why::Lingering(now) } else { Why::Until(now) });
     }
 
-    /// The change is over, also where it has changed nothing in the end.
+    /// The change has ended, possibly without any effect.
     pub fn end(&mut self, change: u64, now: Time) {
         for (_, why) in self.units.iter_mut().flat_map(|unit| &mut unit.others) {
             if *why == Why::Pending(change) {
@@ -138,7 +140,7 @@ impl Truth {
         }
     }
 
-    /// What may be read of a unit, for people.
+    /// Describes the possible values of a unit, for people.
     pub fn explain(&self, unit: usize) -> String {
         let unit = &self.units[unit];
         format!("it holds {}, and may be {:?}; the last open began at {}", unit.current, unit.others, self.opened)
@@ -152,7 +154,7 @@ impl Truth {
         }
     }
 
-    /// The kernel has dropped what lingered since before `since`.
+    /// The kernel has executed the drops from before `since`.
     pub fn expire(&mut self, since: Time, now: Time) {
         for unit in &mut self.units {
             for (_, why) in &mut unit.others {
@@ -163,8 +165,8 @@ impl Truth {
         }
     }
 
-    /// Forgets what no read can return any more; the oldest that is under way began at `oldest`,
-    /// knowing opens up to `opened`.
+    /// Forgets values that no read can return any more. The oldest read in progress began at
+    /// `oldest`, with opens up to `opened`.
     pub fn prune(&mut self, oldest: Time, opened: Time) {
         for unit in &mut self.units {
             unit.others.retain(|(_, why)| match why {

@@ -1,20 +1,20 @@
-//! How often what happens. Each seed draws its own, and leaves some things out altogether: rare
-//! orders of events come up when little else happens.
+//! The rates of events. Each seed draws its own rates, and leaves some events out altogether: rare
+//! orders of events come up when few other events happen.
 
 use fastrand::Rng;
 
-/// How the kernel writes back what mappings have stored.
+/// The way in which the kernel writes back stores through mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writeback {
-    /// It lets go of the page before the answer (until Linux 6.15).
+    /// It releases the page before the answer (until Linux 6.15).
     Temporary,
     /// It holds the page until the answer (6.16).
     Held,
-    /// It zeroes the page behind the end, too (from 6.17).
+    /// It also zeroes the page behind the end (from 6.17).
     Zeroing,
 }
 
-/// Chances, in so many of 1,000 or of 10,000, as each says.
+/// Rates, each per 1,000 or per 10,000, as the field says.
 #[derive(Clone, Debug)]
 pub struct Weather {
     /// Of 1,000 new operations: buffered writes.
@@ -23,19 +23,19 @@ pub struct Weather {
     pub stores: u32,
     /// Truncations, punched holes, direct writes.
     pub others: u32,
-    /// Attributes changed.
+    /// Changes of attributes.
     pub attributes: u32,
     /// Opens.
     pub opens: u32,
-    /// Changes beside the mount.
+    /// External changes.
     pub beside: u32,
-    /// Of 1,000 writes beside: those that are slow.
+    /// Of 1,000 external writes: those that are slow.
     pub slow_writes: u32,
-    /// Of 1,000 opens: those that cannot know that nobody writes the file below.
+    /// Of 1,000 opens: those for which an external writer cannot be excluded.
     pub unknown_writers: u32,
-    /// The mount has the kernel drop some pages, for whatever reason.
+    /// The mount makes the kernel drop some pages, for any reason.
     pub drops: u32,
-    /// The kernel forgets an inode, or the file is deleted and made anew.
+    /// The kernel forgets an inode, or the file is deleted and created again.
     pub forgets: u32,
     /// Of 10,000 steps: a lender dies or comes back.
     pub crashes: u32,
@@ -47,42 +47,43 @@ pub struct Weather {
     pub lies: u32,
     /// Answers cut in the middle.
     pub cuts: u32,
-    /// Of 1,000 operations below: failures.
+    /// Of 1,000 operations on a backing file: failures.
     pub failures: u32,
-    /// Of 1,000 steps of a change below: those in which nothing happens, because the disk is slow.
+    /// Of 1,000 steps of a change of a backing file: those without progress, because the disk is
+    /// slow.
     pub stalls: u32,
-    /// Of 1,000 steps of an open in which it drops pages: those in which nothing happens.
+    /// Of 1,000 steps of an open that drops pages: those without progress.
     pub slow_drops: u32,
     /// Of 1,000 evictions: events lost.
     pub lost_events: u32,
-    /// Of 100 steps that are not spent on what is under way: events taken out of the ring.
+    /// Of 100 steps that do not advance an operation: events taken out of the ring.
     pub consumption: u32,
     /// Of 1,000 steps: evictions.
     pub evictions: u32,
-    /// Of 1,000 steps: a step of something that is under way.
+    /// Of 1,000 steps: those that advance an operation.
     pub haste: u32,
-    /// How the kernel writes back what mappings have stored.
+    /// The way in which the kernel writes back stores through mappings.
     pub writeback: Writeback,
-    /// A new file may have all that told an old one from it: inode number and generation.
+    /// A new file may have the same inode number and generation as an old one.
     pub twins: bool,
     /// The machines have guests, and no lenders.
     pub guests: bool,
-    /// Machines.
+    /// The number of machines.
     pub machines: usize,
-    /// Lenders, which all machines share.
+    /// The number of lenders, which all machines share.
     pub lenders: usize,
-    /// Files of a machine.
+    /// The number of files of a machine.
     pub files: usize,
-    /// Operations that may be under way at once on a machine.
+    /// The maximum number of operations in progress on a machine.
     pub tasks_max: usize,
-    /// Pages of a file.
+    /// The number of pages of a file.
     pub file_pages: u64,
 }
 
 impl Weather {
-    /// Draws one. A third of them is calm: one machine with one small file, and nothing fails.
-    /// Several rules matter only if some steps follow each other on the same page, which failures
-    /// and takeovers mostly interrupt.
+    /// Draws the rates. A third of the draws is calm: one machine with one small file, and no
+    /// failures. Several rules matter only if some steps follow each other on the same page, which
+    /// failures and takeovers mostly interrupt.
     pub fn draw(random: &mut Rng) -> Weather {
         let is_calm = random.u32(0..3) == 0;
         let drawn = Weather::any(random);
@@ -132,17 +133,17 @@ impl Weather {
         }
     }
 
-    /// Whether this answer is a lie.
+    /// Returns whether this answer is a lie.
     pub fn lies(&self, random: &mut Rng) -> bool {
         random.u32(0..1000) < self.lies
     }
 
-    /// Whether this answer is cut in the middle.
+    /// Returns whether this answer is truncated.
     pub fn cuts(&self, random: &mut Rng) -> bool {
         random.u32(0..1000) < self.cuts
     }
 
-    /// Whether this operation below fails.
+    /// Returns whether this operation on a backing file fails.
     pub fn fails(&self, random: &mut Rng) -> bool {
         random.u32(0..1000) < self.failures
     }

@@ -1,21 +1,21 @@
-//! The simulation is tested, too: each rule of docs/design/consistency.md is broken in turn, and
-//! must be caught. And kept rules must show no wrong byte. The former with seeds that nobody has
-//! tried, which it prints; the latter with the same ones each time, because the model raises a
-//! false alarm once in some thousand million steps: looking for those is `make simulate`'s
-//! business.
+//! Tests of the simulation itself. Each rule of docs/design/consistency.md is broken in turn, and
+//! the simulation must detect it. With all rules kept, it must find no wrong byte. The first test
+//! uses new seeds, which it prints. The second test uses the same seeds each time, because the
+//! model raises a false alarm once in some thousand million steps; `make simulate` looks for those.
 
 use borrower::catalog::rules::Rule;
 use std::process::{Command, Output};
 use std::time::Instant;
 
-/// The time in which every broken rule must be caught. `PUMA_SECONDS` is another.
+/// The time in seconds in which every broken rule must be detected. `PUMA_SECONDS` sets another
+/// one.
 const SECONDS: u64 = 600;
 
-/// The seeds with which kept rules are tried, 20,000 steps each: the first one, and how many.
+/// The seeds for kept rules, 20,000 steps each: the first one, and their number.
 const SEED_FIRST: u64 = 1;
 const SEED_COUNT: u64 = 16_000;
 
-/// The simulation on every core.
+/// Runs the simulation on every core.
 fn simulate(options: &[&str]) -> Output {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let seconds = std::env::var("PUMA_SECONDS").unwrap_or_else(|_| SECONDS.to_string());
@@ -24,8 +24,8 @@ fn simulate(options: &[&str]) -> Output {
     command.output().expect("the simulation runs")
 }
 
-/// What matters only where changes of a file overlap. The mount's do not:
-/// crates/borrower/tests/coherence.rs tries them.
+/// Rules that matter only if changes of a file overlap. The mount's changes do not:
+/// crates/borrower/tests/coherence.rs tests these rules.
 const OF_OVERLAPPING_CHANGES: [Rule; 2] = [Rule::Older, Rule::Lifted];
 
 #[test]
@@ -37,7 +37,7 @@ fn every_broken_rule_is_caught() {
         let output = simulate(&["--break", &(*rule as u8).to_string()]);
         let name = format!("R{} {rule:?}", *rule as u8);
         let said = String::from_utf8_lossy(&output.stderr);
-        // Anything else than a wrong byte does not count.
+        // Only a wrong byte counts as a detection.
         match said.lines().find(|line| line.contains("SEED=")) {
             Some(line) if !output.status.success() => {
                 println!("{name:14} caught after {:5.1} s: {line}", began.elapsed().as_secs_f64());
