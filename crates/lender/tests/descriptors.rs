@@ -1,5 +1,5 @@
-//! A lender whose process has no file descriptor left. Alone in this file: the limit is the whole
-//! process's.
+//! A lender whose process has no file descriptor left. Alone in this file, because the limit is
+//! that of the whole process.
 
 mod client;
 

@@ -12,7 +12,7 @@ fn lender(grace: Duration, capacity_pages: u64) -> Lender {
     Lender::start(lender::Config { grace, ..config("127.0.0.1:0", capacity_pages) })
 }
 
-/// A main connection, and whether it resumed a session.
+/// Returns a main connection, and whether it resumed a session.
 fn main(lender: &Lender, name: u8) -> (Client, bool) {
     let mut client = Client::connect_raw(&lender.address);
     let welcome = client.greet(hello(ROLE_MAIN, [name; 16])).unwrap();
@@ -23,7 +23,7 @@ fn keys(count: u32) -> Vec<WireKey> {
     (0..count).map(|index| key(index, 1)).collect()
 }
 
-/// Longer than any test.
+/// A grace time that is longer than any test.
 const LONG: Duration = Duration::from_secs(600);
 
 #[test]
@@ -37,7 +37,7 @@ fn a_borrower_that_comes_back_finds_its_pages() {
     let status = lender.wait_for("it is kept", |status| status.kept_sessions == 1);
     assert_eq!((status.borrowers, status.connections, status.stored_pages), (0, 0, 300));
     assert!(status.borrower_list[0].kept_ms.is_some());
-    // Nobody else reaches them, and a get connection alone cannot.
+    // Another session does not reach them, and a get connection alone cannot.
     assert!(!main(&lender, 2).1);
     let refused = Client::connect_raw(&lender.address).greet(hello(ROLE_GET, [1; 16])).unwrap_err();
     assert_eq!(refused.code, wire::REFUSED_SESSION);
@@ -99,10 +99,10 @@ fn kept_pages_are_pages_like_all_others() {
     assert_eq!(away.put(&keys), 1000);
     drop(away);
     lender.wait_for("it is kept", |status| status.kept_sessions == 1);
-    // A newcomer gets its fair share of them.
+    // A new borrower gets its fair share of them.
     let (mut other, _) = main(&lender, 2);
     assert_eq!(other.put(&keys[..400]), 400);
-    // A borrower that comes back is told of what is gone.
+    // A borrower that comes back gets notices of its lost pages.
     let (mut back, resumed) = main(&lender, 1);
     assert!(resumed);
     lender.wait_for("the notices are sent", |status| status.lost_notices_sent == 400);
@@ -116,7 +116,7 @@ fn a_new_main_connection_ends_those_of_before() {
     let lender = lender(LONG, 10_000);
     let (old, _) = main(&lender, 1);
     let mut old_get = Client::connect(&lender.address, ROLE_GET, 1);
-    // The borrower has given the old connection up; what it sent there is still on its way: a
+    // The borrower has given the old connection up. Its messages there are still on their way: a
     // thousand pages in version 1.
     let old_keys = keys(1024);
     for keys in old_keys.chunks(256) {
@@ -132,7 +132,7 @@ fn a_new_main_connection_ends_those_of_before() {
     let (mut new, resumed) = main(&lender, 1);
     assert!(resumed);
     let applied = lender.handle.status().counters.puts;
-    // From here on nothing of the old connection replaces what the new one puts.
+    // From here on no message of the old connection replaces pages that the new one puts.
     let new_keys: Vec<_> = (0..1024).map(|index| key(index, 2)).collect();
     assert_eq!(new.put(&new_keys), 1024);
     assert!(old_get.is_closed());

@@ -1,5 +1,5 @@
-//! Many connections on few threads: none holds another up. There are as many connections as any
-//! lender has hubs, so that every hub has one of each.
+//! Many connections on few threads: no connection blocks another. There are as many connections as
+//! any lender has event loops (hubs), so every event loop has one of each kind.
 
 mod client;
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use wire::{Header, Kind, PutItem, ROLE_GET, ROLE_MAIN, WireKey};
 use zerocopy::IntoBytes;
 
-/// No lender has more hubs of a kind.
+/// The maximum number of event loops of a kind.
 const HUBS_MAX: usize = 4;
 
 fn put_frame(keys: &[WireKey], request: u64) -> Vec<u8> {
@@ -36,7 +36,7 @@ fn who_reads_nothing_holds_up_nobody() {
     for deaf in &deaf {
         deaf.stream.set_write_timeout(Some(Duration::from_millis(10))).unwrap();
         while (&deaf.stream).write_all(&get).is_ok() {}
-        // Answers are in the way of all that it could still ask for.
+        // The unread answers block all its further requests.
     }
     let mut served_beside = 0;
     while lender.handle.status().stuck_connections == 0 {
@@ -81,7 +81,7 @@ fn frames_come_in_pieces_and_together() {
                 (&client.stream).write_all(&bytes[*sent..*sent + piece]).unwrap();
                 *sent += piece;
             }
-            // Whatever is still on its way there.
+            // Pings wait until earlier messages have arrived.
             others.iter_mut().for_each(Client::ping);
         }
         for (client, (counts, _)) in slow.iter_mut().zip(&all_keys) {
@@ -111,8 +111,8 @@ fn who_waits_for_its_turn_holds_up_nobody() {
         }
         greedy.iter_mut().for_each(|client| drop(client.answer(1)));
         puts_done += (greedy.len() * keys.len()) as u64;
-        // They were answered at once, and now they wait. What they say next is not dealt with
-        // before that is over.
+        // They were answered at once, and now they wait. Their next message is handled only after
+        // that.
         for client in &greedy {
             (&client.stream).write_all(&put_frame(&keys[..1], 2)).unwrap();
         }
@@ -124,7 +124,7 @@ fn who_waits_for_its_turn_holds_up_nobody() {
         if nobody_went_on {
             break;
         }
-        // On a machine that takes as long for the pings as they wait.
+        // On a machine on which the pings take as long as that wait.
         assert!(begun.elapsed() < PATIENCE, "the others are served only when nobody waits");
     }
     assert!(lender.handle.status().paced_ms > 0);

@@ -1,5 +1,4 @@
-//! Borrowers that want much, and their neighbours: fair shares of the store, and of the lender's
-//! rate.
+//! Greedy borrowers and their neighbours: fair shares of the store, and of the lender's rate.
 
 mod client;
 
@@ -22,7 +21,7 @@ fn borrower(lender: &Lender, name: &str) -> BorrowerStatus {
     status.borrower_list.iter().find(|borrower| borrower.name == name).unwrap().clone()
 }
 
-/// Sets what tells the others to end, also when the test fails.
+/// Sets the flag that ends the other threads, also when the test fails.
 struct Ending<'a>(&'a AtomicBool);
 
 impl Drop for Ending<'_> {
@@ -53,7 +52,8 @@ fn a_greedy_borrower_takes_nothing_of_a_fair_share() {
         lender.wait_for("the greedy one to have all", |status| {
             status.stored_pages == CAPACITY_PAGES && status.counters.replaced > CAPACITY_PAGES
         });
-        // A newcomer gets what it wants, as long as that is less than half, and keeps it.
+        // A new borrower gets the room that it needs, as long as that is less than half, and keeps
+        // it.
         let mut main = Client::connect(&lender.address, ROLE_MAIN, 2);
         let mut get = Client::connect(&lender.address, ROLE_GET, 2);
         let mut keys: Vec<_> = (0..CAPACITY_PAGES as u32 * 2 / 5).map(|index| key(index, 1)).collect();
@@ -73,7 +73,8 @@ fn a_greedy_borrower_takes_nothing_of_a_fair_share() {
         assert_eq!((modest.counters.replaced, modest.stored_pages), (0, keys.len() as u64));
         main.ping();
         assert!(main.lost.is_empty());
-        // Beyond the half, of what is not just being received, it loses its own.
+        // Beyond half of the store, without the pages that are just being received, it replaces its
+        // own pages.
         let more: Vec<_> = (0..CAPACITY_PAGES as u32).map(|index| key(1_000_000 + index, 1)).collect();
         main.put(&more);
         let modest = borrower(&lender, "02020202");
@@ -147,8 +148,8 @@ fn a_rate_is_kept_and_shared() {
     assert!(status.paced_ms >= 1000);
 }
 
-/// A borrower that asks for so much at once that no waiting helps gets misses, within the time that
-/// a borrower has patience; and stopping waits for nobody.
+/// If a borrower requests so much at once that waiting does not help, it gets misses, within the
+/// time limit of a borrower. And stopping waits for no borrower.
 #[test]
 fn who_is_far_behind_misses() {
     let limits = Limits { rate_bytes: NonZeroU64::new(lender::RATE_MIN_BYTES), cpu_percent: NonZeroU32::new(100) };
@@ -167,7 +168,7 @@ fn who_is_far_behind_misses() {
     assert!(borrower.paced_misses > 0 && borrower.paced_misses.is_multiple_of(256), "{borrower:?}");
     assert_eq!((status.paced_misses, status.paced_ms), (borrower.paced_misses, borrower.paced_ms));
     assert!(status.cpu_ms.is_some() && status.cpu_ms >= borrower.cpu_ms);
-    // What was not sent is not kept.
+    // Pages that were not sent are not stored.
     assert_eq!(status.stored_pages, 0);
     assert_eq!(main.put(&keys), keys.len());
     main.bye();

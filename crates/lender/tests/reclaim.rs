@@ -1,9 +1,9 @@
-//! The lender in a memory cgroup that somebody else fills: it must give way, without anybody being
-//! killed.
+//! The lender in a memory cgroup that another process fills: it must give way, and no process may
+//! be killed.
 //!
-//! The lender runs in a process of its own (this program again, told so by the environment), so
-//! that the cgroup holds it and the one who squeezes it, but not this test. Each test has both
-//! versions of cgroups in mind and takes what there is.
+//! The lender runs in a process of its own (this program again, selected by the environment). So
+//! the cgroup has the lender and the memory hog, but not this test. Each test supports both
+//! versions of cgroups.
 
 mod client;
 
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use wire::{ROLE_GET, ROLE_MAIN};
 
 const MIB: u64 = 1 << 20;
-/// Says to this program what it is to be.
+/// The environment variable that selects the part of this program.
 const PART: &str = "LENDER_TEST_PART";
 
 /// A memory cgroup, removed with the value.
@@ -80,7 +80,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The processes are gone, but the kernel may still be about to notice.
+        // The processes are gone, but the kernel may notice that a moment later.
         let begun = Instant::now();
         while std::fs::remove_dir(&self.directory).is_err() && begun.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(10));
@@ -88,7 +88,7 @@ impl Drop for Group {
     }
 }
 
-/// This program as another process, inside a cgroup; killed with the value.
+/// This program as another process, inside a cgroup; killed when dropped.
 struct Part {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
@@ -109,20 +109,20 @@ impl Part {
         Part { child, output }
     }
 
-    /// The rest of the next line that begins with `word`.
+    /// Returns the rest of the next line that begins with `word`.
     fn told(&mut self, word: &str) -> String {
         let mut line = String::new();
         loop {
             line.clear();
             assert!(self.output.read_line(&mut line).unwrap() > 0, "ended before it said {word:?}");
-            // The test harness writes in front of what is said first.
+            // The test harness writes its output in front of the first line.
             if let Some((_, rest)) = line.split_once(word) {
                 return rest.trim().to_owned();
             }
         }
     }
 
-    /// Lets it end by itself.
+    /// Lets the process end by itself.
     fn finish(mut self) {
         drop(self.child.stdin.take());
         assert!(self.child.wait().unwrap().success());
@@ -136,7 +136,7 @@ impl Drop for Part {
     }
 }
 
-/// Does nothing on its own: it is how the others get a process.
+/// Does nothing on its own: the other tests start it as a process.
 #[test]
 fn a_part_of_another_test() {
     let Ok(part) = std::env::var(PART) else { return };
@@ -164,7 +164,7 @@ fn a_part_of_another_test() {
         "squeeze" => {
             let bytes: usize = argument.parse().unwrap();
             let mut memory = vec![0u8; bytes];
-            // Step by step, as a program that does something with it.
+            // Touches page by page, as a program that uses the memory does.
             memory.chunks_mut(4096).for_each(|page| page[0] = 1);
             println!("\nsqueezed");
             wait_for_the_end();
@@ -174,7 +174,7 @@ fn a_part_of_another_test() {
     }
 }
 
-/// The cgroup, or a line that says why there is none.
+/// Returns the cgroup, or prints the reason why there is none.
 fn group_or_skip(test: &str, limit_bytes: u64) -> Option<Group> {
     match Group::new(test, limit_bytes) {
         Ok(group) => Some(group),
@@ -202,22 +202,23 @@ fn wait_for(lender: &mut Part, what: &str, condition: impl Fn(&serde_json::Value
     }
 }
 
-/// It gives back what others take of its reserve, before they would have to take it.
+/// The lender gives memory back when other processes use its reserve, before the kernel has to take
+/// it.
 #[test]
 fn a_squeezed_lender_gives_way() {
     let lost = squeeze_lender("a_squeezed_lender_gives_way", 16 * MIB);
     assert!(lost.is_none_or(|[given, _]| given > 0), "{lost:?}");
 }
 
-/// Without a reserve it is the kernel that takes the pages.
+/// Without a reserve the kernel takes the pages.
 #[test]
 fn the_kernel_takes_what_is_lent() {
     let lost = squeeze_lender("the_kernel_takes_what_is_lent", 0);
     assert!(lost.is_none_or(|[_, taken]| taken > 5_000), "{lost:?}");
 }
 
-/// Pages that a lender with that reserve gave back, and that the kernel took, when somebody else in
-/// its cgroup needed most of it.
+/// Returns the numbers of pages that a lender with that reserve gave back, and that the kernel
+/// took, when another process in its cgroup needed most of it.
 fn squeeze_lender(test: &str, reserve_bytes: u64) -> Option<[u64; 2]> {
     let limit_bytes = 128 * MIB;
     let group = group_or_skip(test, limit_bytes)?;
@@ -226,7 +227,7 @@ fn squeeze_lender(test: &str, reserve_bytes: u64) -> Option<[u64; 2]> {
     let mut main = Client::connect(&address, ROLE_MAIN, 1);
     let mut get = Client::connect(&address, ROLE_GET, 1);
 
-    // More than there is: it grows to the reserve, and then replaces its own.
+    // More pages than fit: the lender grows to the reserve, and then replaces its own pages.
     let keys: Vec<_> = (0..40_000).map(|index| key(index, 1)).collect();
     let mut lost = HashSet::new();
     for keys in keys.chunks(4096) {
@@ -241,12 +242,12 @@ fn squeeze_lender(test: &str, reserve_bytes: u64) -> Option<[u64; 2]> {
     assert!(group.usage_bytes() <= limit_bytes - reserve_bytes / 2, "the reserve is left free");
     assert_eq!(full["memory_total_bytes"].as_u64(), Some(limit_bytes));
 
-    // Somebody needs 75 MiB. He gets them, from pages that are told to be lost.
+    // The other process needs 75 MiB. It gets them, and the lender reports these pages as lost.
     let begun = Instant::now();
     let mut squeeze = Part::start("squeeze", &(75 * MIB).to_string(), &group);
     squeeze.told("squeezed");
     println!("squeezed in {:?}", begun.elapsed());
-    // Until the search has seen all: another one finds nothing more.
+    // Until the search has visited all pages: another one would find nothing more.
     let seen = wait_for(&mut lender, "the loss is seen", |status| {
         let lost = given_and_taken(status).iter().sum::<u64>();
         lost > 10_000 && lost + status["stored_pages"].as_u64().unwrap() >= stored_pages
@@ -273,18 +274,18 @@ fn squeeze_lender(test: &str, reserve_bytes: u64) -> Option<[u64; 2]> {
     let gone = statuses.iter().filter(|status| **status == 0).count();
     println!("{hits} pages left and right, {gone} gone, {told} of them told");
     assert!(gone > 5_000 && told > 0);
-    // What is told to be lost is lost.
+    // Pages that were reported as lost are lost.
     let wrong = present.iter().zip(&statuses).filter(|(key, status)| **status == 1 && lost.contains(*key)).count();
     assert_eq!(wrong, 0);
 
-    // While it is tight the lender does not take it back ...
+    // While memory is short the lender does not grow again ...
     let before = status(&mut lender)["stored_pages"].as_u64().unwrap();
     let more: Vec<_> = (100_000..120_000).map(|index| key(index, 1)).collect();
     main.put(&more);
     let after = status(&mut lender)["stored_pages"].as_u64().unwrap();
     println!("tight: {before} pages, {after} after 20000 more puts");
     assert!(after < before + 10_000, "{before} pages became {after}");
-    // ... but it does when it is free again.
+    // ... but it does when memory is free again.
     squeeze.finish();
     wait_for(&mut lender, "there is room", |status| status["headroom_bytes"].as_u64().unwrap() > 50 * MIB);
     main.put(&more);
@@ -297,7 +298,7 @@ fn squeeze_lender(test: &str, reserve_bytes: u64) -> Option<[u64; 2]> {
     Some(lost_pages)
 }
 
-/// Pages that the lender gave back, and that the kernel took.
+/// Returns the numbers of pages that the lender gave back, and that the kernel took.
 fn given_and_taken(status: &serde_json::Value) -> [u64; 2] {
     ["shrunk", "reclaimed_by_kernel"].map(|name| status[name].as_u64().unwrap())
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use wire::{GET_EXCLUSIVE, Header, Kind, ROLE_GET, ROLE_MAIN, STATUS_MISS, STATUS_PAGE, STATUS_ZERO};
 use zerocopy::IntoBytes;
 
-/// Runs the same on TCP and on a Unix socket.
+/// Runs the test on TCP and on a Unix socket.
 fn on_both(capacity_pages: u64, test: impl Fn(&Lender)) {
     test(&Lender::tcp(capacity_pages));
     let directory = tempfile::tempdir().unwrap();
@@ -30,15 +30,15 @@ fn two_sessions_each_with_its_own_pages() {
         assert_eq!(main[1].put(&keys[300..]), 300);
         assert_eq!(get[0].hits(&keys), 400);
         assert_eq!(get[1].hits(&keys), 300);
-        // Another version is a miss, and so is what another session has.
+        // Another version is a miss, and so is a page of another session.
         assert_eq!(get[0].get(&[key(0, 2), key(0, 1), key(599, 1)], 0), [STATUS_MISS, STATUS_PAGE, STATUS_MISS]);
-        // What is dropped or taken is gone, for that session only.
+        // Pages that were dropped or taken are gone, for that session only.
         main[0].drop_keys(&keys[300..310]);
         main[0].ping();
         assert_eq!((get[0].hits(&keys), get[1].hits(&keys)), (390, 300));
         assert_eq!(get[1].get(&keys[300..302], GET_EXCLUSIVE), [STATUS_PAGE; 2]);
         assert_eq!(get[1].get(&keys[299..303], 0), [STATUS_MISS, STATUS_MISS, STATUS_MISS, STATUS_PAGE]);
-        // Zeros travel as one byte.
+        // A page of zeros is sent as one byte.
         main[0].put_pages(&[(key(900, 1), ZERO_PAGE), (key(901, 1), page_of(&key(901, 1)))]);
         assert_eq!(get[0].get(&[key(900, 1), key(901, 1)], 0), [STATUS_ZERO, STATUS_PAGE]);
 
@@ -50,8 +50,8 @@ fn two_sessions_each_with_its_own_pages() {
         let json = serde_json::to_value(&status).unwrap();
         assert_eq!((&json["puts_refused"], &json["borrower_list"][0]["puts"]), (&0.into(), &402.into()));
 
-        // The main connection is the session: with it the others end, and the pages go, where there
-        // is no grace.
+        // The session ends with its main connection: its other connections end, and without a grace
+        // time its pages are freed.
         let [mut get_1, get_2] = get;
         let [main_1, main_2] = main;
         drop(main_1);
@@ -76,7 +76,7 @@ fn replaced_pages_are_told() {
     lender.wait_for("the notices are sent", |status| status.lost_notices_sent == 400);
     main.ping();
     assert_eq!(main.lost, &keys[..400]);
-    // Those that another borrower displaces are told without being asked.
+    // Pages that another borrower displaces are reported without a request.
     let mut other = Client::connect(&lender.address, ROLE_MAIN, 2);
     other.put(&keys[..50]);
     lender.wait_for("the notices are sent", |status| status.lost_notices_sent == 450);
@@ -106,7 +106,7 @@ fn garbage_is_shown_the_door() {
         let status = lender.wait_for("all are gone", |status| status.connections == 1);
         assert_eq!(status.malformed_frames, 5);
 
-        // Frames that do not belong where they come.
+        // Frames that are not allowed on their connection.
         let mut bad = Client::connect_raw(&lender.address);
         bad.send(Kind::Put, 0, 256, &[1; 256 * 4120][..]).ok();
         assert!(bad.is_closed());
@@ -121,7 +121,7 @@ fn garbage_is_shown_the_door() {
         let mut bad = Client::connect(&lender.address, ROLE_MAIN, 2);
         bad.send(Kind::Pong, 0, 0, &[]).unwrap();
         assert!(bad.is_closed());
-        // One that ends in the middle.
+        // A frame that ends in the middle.
         let bad = Client::connect(&lender.address, ROLE_MAIN, 2);
         (&bad.stream).write_all(Header::new(Kind::Put, 2, 2 * 4120, 1).as_bytes()).unwrap();
         drop(bad);
@@ -143,7 +143,7 @@ fn strangers_are_told_why() {
         let refused = Client::connect_raw(&lender.address).greet(bad).unwrap_err();
         assert_eq!(refused.code, wire::REFUSED_HELLO, "{}", refused.text);
     }
-    // Connections of one session are limited, sessions are, and connections are.
+    // The numbers of connections of one session, of sessions, and of connections are limited.
     let mut crowd = vec![Client::connect(&lender.address, ROLE_MAIN, 1)];
     crowd.extend((1..16).map(|_| Client::connect(&lender.address, ROLE_GET, 1)));
     let refused = Client::connect_raw(&lender.address).greet(hello(ROLE_GET, [1; 16])).unwrap_err();
@@ -159,11 +159,11 @@ fn strangers_are_told_why() {
     let (_, body) = late.receive().unwrap();
     assert_eq!(body[0], wire::REFUSED_BUSY as u8);
     assert_eq!(lender.handle.status().refused_connections, 6);
-    // When somebody leaves there is room again.
+    // When a connection ends there is room again.
     crowd.truncate(100);
     lender.wait_for("there is room", |status| status.connections == 100);
     Client::connect(&lender.address, ROLE_GET, 2).ping();
-    // A get connection belongs to a main one.
+    // A get connection needs a main one.
     let refused = Client::connect_raw(&lender.address).greet(hello(ROLE_GET, [99; 16])).unwrap_err();
     assert_eq!(refused.code, wire::REFUSED_SESSION, "{}", refused.text);
 }
@@ -171,11 +171,11 @@ fn strangers_are_told_why() {
 #[test]
 fn silence_and_stuck_borrowers_hold_nobody() {
     on_both(10_000, |lender| {
-        // Says nothing, and says half a Hello.
+        // One client sends nothing, and one sends half a Hello.
         let mut silent = Client::connect_raw(&lender.address);
         let mut half = Client::connect_raw(&lender.address);
         (&half.stream).write_all(&hello(ROLE_MAIN, [1; 16]).as_bytes()[..3]).unwrap();
-        // Asks and asks, and never listens.
+        // One client sends requests all the time, and never receives.
         let mut main = Client::connect(&lender.address, ROLE_MAIN, 2);
         let keys: Vec<_> = (0..256).map(|index| key(index, 1)).collect();
         assert_eq!(main.put(&keys), 256);
@@ -233,7 +233,7 @@ fn borrowers_in_parallel() {
                     let first = (round * 37) as u32 + u32::from(name) * 1000;
                     let keys: Vec<_> = (first..first + 100).map(|index| key(index, round)).collect();
                     assert_eq!(main.put(&keys), 100);
-                    // Everybody's fair share is 500 pages, so the newest hundred are safe.
+                    // The fair share of each borrower is 500 pages, so its newest hundred are safe.
                     assert_eq!(get.hits(&keys), 100);
                     main.drop_keys(&keys[..10]);
                     main.ping();

@@ -1,5 +1,5 @@
-//! Peers without the pool's key: refused and counted, at a bounded price, while honest borrowers
-//! notice nothing.
+//! Peers without the pool's key. The lender refuses and counts them, at a limited cost, and honest
+//! borrowers are not disturbed.
 
 mod client;
 
@@ -14,7 +14,8 @@ use wire::secure::{HANDSHAKE_BYTES, Handshake};
 use wire::{Header, Kind, PutItem, ROLE_GET, ROLE_MAIN};
 use zerocopy::IntoBytes;
 
-/// What the process may grow by, whatever strangers do: the stacks and buffers of some of them.
+/// The maximum growth of the process in bytes, whatever the strangers do: the stacks and buffers of
+/// some of them.
 const GROWTH_BYTES_MAX: u64 = 32 << 20;
 
 /// Between two bytes of a slow stranger. Its first frame has some 70, so that it takes more than
@@ -35,7 +36,7 @@ fn keyed() -> Lender {
     Lender::start(Config { security: Security::Keyed(pool_key()), ..config("127.0.0.1:0", 10_000) })
 }
 
-/// Someone with the key, who puts and gets all the time.
+/// A borrower with the key, which puts and gets all the time.
 struct Honest {
     main: Client,
     get: Client,
@@ -66,7 +67,7 @@ fn resident_bytes() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Fails if the process has grown by more than strangers may cost.
+/// Fails if the process has grown by more than the limit.
 fn check_growth(before: u64) {
     let grown = resident_bytes().saturating_sub(before);
     assert!(grown < GROWTH_BYTES_MAX, "the process has grown by {grown} bytes");
@@ -89,7 +90,7 @@ fn no_key_another_key_and_old_protocols_are_refused() {
     let old = wire::Hello { protocol: 2.into(), ..hello(ROLE_MAIN, [1; 16]) };
     let refused = Client::connect_raw(&lender.address).greet(old).unwrap_err();
     assert_eq!(refused.code, wire::REFUSED_PROTOCOL);
-    // The first frame of another version with keys, whatever else is in it.
+    // The first frame of another protocol version with keys; the rest does not matter.
     let mut other = Client::connect_raw(&lender.address);
     let header = Header::new(Kind::Handshake1, 0, HANDSHAKE_BYTES, u64::from(wire::PROTOCOL) + 1);
     (&other.stream).write_all(&[header.as_bytes(), &[9; HANDSHAKE_BYTES]].concat()).unwrap();
@@ -100,7 +101,7 @@ fn no_key_another_key_and_old_protocols_are_refused() {
     assert_eq!((status.refused_keys, status.refused_connections, status.borrowers), (2, 4, 1));
     honest.work();
 
-    // The other way round: a key where none is.
+    // The opposite case: a key for a lender without one.
     let trusting = Lender::tcp(100);
     let refused = Client::connect_raw(&trusting.address).shake_hands(&pool_key()).unwrap_err();
     assert_eq!(refused.code, wire::REFUSED_KEY);
@@ -111,7 +112,7 @@ fn no_key_another_key_and_old_protocols_are_refused() {
 fn a_repeated_connection_gets_no_further_than_the_handshake() {
     let _turn = turn();
     let lender = keyed();
-    // All that an honest borrower says on a connection, recorded.
+    // A recording of all that an honest borrower sends on a connection.
     let recorded = {
         let mut client = Client::connect_raw(&lender.address);
         let (handshake, first) = Handshake::begin(&pool_key()).unwrap();
@@ -133,7 +134,7 @@ fn a_repeated_connection_gets_no_further_than_the_handshake() {
         let mut rest = Vec::new();
         let _ = (&thief.stream).read_to_end(&mut rest);
         assert!(rest.is_empty(), "{rest:?}");
-        // At once, before the answer is there.
+        // All at once, before the answer arrives.
         let mut thief = Client::connect_raw(&lender.address);
         (&thief.stream).write_all(&recorded.concat()).unwrap();
         assert!(thief.is_closed());
@@ -167,7 +168,7 @@ fn changed_repeated_and_reordered_frames_end_the_connection() {
     let [one, two] = [put(&client, 1, 1), put(&client, 2, 2)];
     (&client.stream).write_all(&[two, one].concat()).unwrap();
     caught(client, "two frames in another order");
-    // A bit of the header, of the sealed part, of the tag.
+    // One changed bit in the header, in the sealed part, and in the tag.
     for at in [8, 9, 16, 31, 32, 55, 56, 71] {
         let client = connect();
         let mut frame = put(&client, 1, 1);
@@ -201,13 +202,14 @@ fn a_thousand_idle_connections_cost_little_and_stop_nobody() {
         }
     }
     check_growth(before);
-    // A new borrower finds a place in the middle of them.
+    // A new borrower gets a connection in the middle of the crowd.
     let mut late = Honest::connect(&lender, 2);
     late.work();
     crowd.iter_mut().for_each(|stranger| assert!(stranger.is_closed()));
     let status = lender.wait_for("the crowd is gone", |status| status.connections == 4);
     let sent_away = status.crowded_out_connections + status.stuck_connections + status.refused_connections;
-    // How many of them find those not yet gone whom they crowd out is a matter of the machine.
+    // It depends on the machine how many of them are refused, and how many displace an earlier one
+    // that is still connected.
     assert!(status.crowded_out_connections > 0 && sent_away >= 1000, "{status:?}");
     honest.work();
     check_growth(before);
@@ -233,7 +235,7 @@ fn who_speaks_one_byte_at_a_time_is_cut_off() {
     slow.iter_mut().for_each(|client| assert!(client.is_closed()));
     let status = lender.wait_for("all are gone", |status| status.connections == 2);
     assert_eq!((status.stuck_connections, status.borrowers), (30, 1));
-    // The handshake at once, and the Hello never: both together have the time of one.
+    // The handshake at once, and the Hello never: the time limit covers both together.
     let mut half = Client::connect_raw(&lender.address);
     half.shake_hands(&pool_key()).unwrap();
     assert!(half.is_closed());
@@ -252,7 +254,7 @@ fn frames_of_four_gibibytes_are_not_waited_for() {
     for (kind, items) in (0..=20u8).flat_map(|kind| [(kind, 0), (kind, 1), (kind, 256), (kind, u16::MAX)]) {
         let mut header = Header::new(Kind::Ping, 0, 0, wire::PROTOCOL.into());
         (header.kind, header.items, header.body_bytes) = (kind, items.into(), u32::MAX.into());
-        // As the first frame, and on a connection that has proved to have the key.
+        // As the first frame, and on a connection that has proved possession of the key.
         let stranger = Client::connect_raw(&lender.address);
         let insider = Client::connect_with(&lender.address, ROLE_MAIN, 2, &pool_key());
         for mut client in [stranger, insider] {

@@ -1,4 +1,5 @@
-//! How many threads a lender has. Alone in this file: they are counted in the whole process.
+//! The number of a lender's threads. Alone in this file, because they are counted in the whole
+//! process.
 
 mod client;
 
@@ -6,7 +7,7 @@ use client::{Client, Lender, PATIENCE};
 use std::time::{Duration, Instant};
 use wire::{ROLE_GET, ROLE_MAIN};
 
-/// Names of the lender's threads.
+/// Returns the names of the lender's threads.
 fn threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
@@ -30,7 +31,7 @@ fn connections_have_no_threads() {
             std::thread::sleep(Duration::from_millis(5));
         }
     };
-    // The one that has greeted ends at once.
+    // The thread of the handshake ends at once.
     let hubs = (std::thread::available_parallelism().unwrap().get() / 2).clamp(1, 4);
     let mut wanted = vec!["lender-keeper".to_owned()];
     (0..hubs).for_each(|_| wanted.extend(["lender-gets".into(), "lender-mains".into()]));

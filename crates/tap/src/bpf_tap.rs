@@ -1,48 +1,49 @@
-//! The eviction tap itself: loads the BPF program for one file system and reads what it captures.
+//! The eviction tap: loads the BPF program for one file system, and reads the events that it
+//! captures.
 //!
 //! # Why an event precedes every later content of its page
 //!
-//! The rule against stale bytes rests on one property of the kernel: *when a READ for a page
-//! arrives at the daemon, the events of every earlier life of that page in the cache are already in
-//! the ring*, so that `produced()` taken at that moment separates the old from the new. It holds
-//! because of the order of things in the kernel (the same from 6.1 to 6.18):
+//! The rule against stale bytes rests on one property of the kernel. *When a READ for a page
+//! arrives at the daemon, the events of all earlier copies of that page in the cache are already in
+//! the ring.* So `produced()` at that moment separates the old events from the new ones. The
+//! property holds because of the order of steps in the kernel (the same from 6.1 to 6.18):
 //!
-//! - Reclaim removes a clean page in `__remove_mapping` (mm/vmscan.c), which takes the `i_pages`
-//!   lock of the file, and under it freezes the folio's reference count from its expected value to 0.
-//!   If that succeeds nobody else has the folio, nor can anybody get it: a lookup finds it in the
-//!   tree still, but cannot take a reference from 0 and tries again.
-//! - The dirty flag is tested after the freeze. A folio that is dirty is given back. So a folio
-//!   that goes on is clean, and stays so.
+//! - Reclaim removes a clean page in `__remove_mapping` (mm/vmscan.c). That function takes the
+//!   `i_pages` lock of the file. Under the lock it freezes the folio's reference count from its
+//!   expected value to 0. If that succeeds, no other user has the folio, and none can get it: a
+//!   lookup still finds the folio in the tree, but cannot take a reference from 0, and tries again.
+//! - The dirty flag is tested after the freeze. A dirty folio is given back. So a folio that passes
+//!   is clean, and stays clean.
 //! - Still under that lock it calls `__filemap_remove_folio` (mm/filemap.c), whose first act is the
 //!   tracepoint. Our program runs there to its end: it reserves the records (the producer's counter
-//!   moves), copies the bytes where they are wanted, and submits.
+//!   moves), copies the bytes if they are needed, and submits.
 //! - Only then is the folio taken out of the tree (`page_cache_delete`), and only then is the lock
 //!   released.
-//! - A new folio for the same index comes into the tree under the same lock
-//!   (`__filemap_add_folio`), when no folio is there; a READ is sent for folios that are in the
-//!   tree, locked. So: reserve → unlock → insert → READ → `produced()`, a chain of happens-before,
-//!   each link on a lock or a system call.
+//! - A new folio for the same index enters the tree under the same lock (`__filemap_add_folio`),
+//!   when no folio is there. A READ is sent for folios that are in the tree, locked. So the chain
+//!   is: reserve → unlock → insert → READ → `produced()`. Each step happens before the next, by a
+//!   lock or a system call.
 //!
-//! Truncation and invalidation come through the same tracepoint with references held (count > 0)
-//! and are told apart by that. `POSIX_FADV_DONTNEED` and `drop_caches` go through `remove_mapping`,
-//! that is, through the same freeze: to the tap they are evictions like any other, and rightly:
-//! what they drop is clean and up to date. Splitting a large folio drops its part behind the end of
-//! file through the tracepoint too, after giving that part its references back: that counts as
+//! Truncation and invalidation pass the same tracepoint with references held (count > 0), which
+//! distinguishes them. `POSIX_FADV_DONTNEED` and `drop_caches` go through `remove_mapping`, that
+//! is, through the same freeze. For the tap they are evictions like any other, because they drop
+//! pages that are clean and up to date. Splitting a large folio also drops its part behind the end
+//! of file through the tracepoint, after it has given that part its references back: that counts as
 //! truncation.
 //!
-//! Clean is not the same as written: a page whose writeback failed is clean as well. The kernel
-//! notes only per file that this happened (`wb_err`), so no page of such a file is captured until
-//! the kernel has forgotten the inode.
+//! Clean does not mean written: a page whose writeback failed is clean as well. The kernel records
+//! only per file that this happened (`wb_err`). So no page of such a file is captured until the
+//! kernel has forgotten the inode.
 //!
-//! An event may be missing: ring full, or a program that could not run. Then the page is just not
-//! lent. An event is never late, never twice, and never of bytes that were not the page's when it
-//! left.
+//! An event may be missing, if the ring is full or the program could not run. Then the page is not
+//! lent. An event is never late and never repeated. It never has other bytes than those that the
+//! page had when it left the cache.
 //!
 //! # Where it applies
 //!
-//! The device is compared with `s_dev` of the superblock. It is what `stat` shows for FUSE, ext4,
-//! XFS and tmpfs; btrfs shows another number per subvolume, so that a tap on such a number sees
-//! nothing.
+//! The device is compared with `s_dev` of the superblock. This is the number that `stat` returns
+//! for FUSE, ext4, XFS and tmpfs. btrfs returns another number per subvolume, so a tap on such a
+//! number sees nothing.
 
 use crate::calibrate::calibrate;
 use crate::intf::{self, EVENT_BYTES, HEAD_BYTES, ONLY_KEY, TapConfig, TapCounters, TapEvent};
@@ -60,19 +61,19 @@ use zerocopy::IntoBytes;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/tap.bpf.o"));
 
-/// What is tapped.
+/// The target of a tap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Target {
-    /// `st_dev` of any file of the mount, as stat(2) gives it.
+    /// `st_dev` of any file of the mount, as stat(2) returns it.
     pub device: u64,
-    /// Whether evictions say the control group of their pages. It costs some more time for each.
+    /// Whether events name the control groups of their pages. That costs some time for each.
     pub tells_cgroup: bool,
-    /// Whether it can be said which bytes are not wanted ([`EvictionSource::copy_hints`]). It costs
-    /// a table, at most 1/4096 of the machine's memory.
+    /// Whether hints are accepted which bytes are not needed ([`EvictionSource::copy_hints`]). They
+    /// cost a table of at most 1/4096 of the machine's memory.
     pub takes_hints: bool,
 }
 
-/// The eBPF tap. Evictions are captured from [`BpfTap::load`] on until it is dropped.
+/// The eBPF tap. Evictions are captured from [`BpfTap::load`] on until the tap is dropped.
 pub struct BpfTap {
     ring: Ring,
     counters: MapHandle,
@@ -82,25 +83,28 @@ pub struct BpfTap {
 }
 
 impl BpfTap {
-    /// Default size of the ring. A burst of reclaim, at 1 to 2 GB/s, fills it in some 20 ms, in
-    /// which a consumer that was not running gets its turn. It is locked memory of the kernel.
+    /// The default size of the ring in bytes. A burst of reclaim, at 1 to 2 GB/s, fills it in some
+    /// 20 ms. In this time the scheduler can run a consumer that was not running. The ring is
+    /// locked memory of the kernel.
     pub const RING_BYTES: usize = 32 << 20;
 
-    /// The smallest power of two that holds a record and a page of slack.
+    /// The smallest size in bytes: the smallest power of two that holds a record and a page of
+    /// slack.
     pub const RING_BYTES_MIN: usize = 8 << 10;
 
-    /// More than this would only hide a consumer that is too slow.
+    /// The largest size in bytes. More would only hide a consumer that is too slow.
     pub const RING_BYTES_MAX: usize = 1 << 30;
 
     /// Finds the kernel's memory map, loads the program for `target`, and attaches it.
     ///
-    /// `ring_bytes` is a power of two; [`BpfTap::RING_BYTES`] is a good one. Needs CAP_BPF,
-    /// CAP_PERFMON and CAP_SYS_ADMIN for the time of the call, and none afterwards.
+    /// `ring_bytes` is a power of two; [`BpfTap::RING_BYTES`] is a good value. The call needs
+    /// CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN. They are not needed afterwards.
     pub fn load(target: Target, ring_bytes: usize) -> Result<BpfTap, LoadError> {
         load(target, ring_bytes, AddedTap::RING_BYTES_MIN).map(|(tap, _)| tap)
     }
 
-    /// Loads and attaches the program, and says which pages are added to the page cache, too.
+    /// Loads and attaches the program as [`BpfTap::load`] does, and also reports pages that are
+    /// added to the page cache.
     pub fn load_with_added(target: Target, ring_bytes: usize) -> Result<(BpfTap, AddedTap), LoadError> {
         let (tap, object) = load(target, ring_bytes, AddedTap::RING_BYTES)?;
         let shared = load::map(&object, ".bss")?;
@@ -112,15 +116,15 @@ impl BpfTap {
         Ok((tap, AddedTap { ring, _link: link }))
     }
 
-    /// Folios of more than one page among the captured evictions.
+    /// Returns the number of folios of more than one page among the captured evictions.
     pub fn large_folios(&self) -> u64 {
         self.sum().large_folios
     }
 
     fn sum(&self) -> TapCounters {
         let mut sum = TapCounters::default();
-        // Looking up the only entry of an array cannot fail; if it did, a counter would be low, and
-        // nothing else wrong.
+        // Looking up the only entry of an array cannot fail. If it did, a counter would be too low,
+        // and nothing else would be wrong.
         if let Ok(Some(cpus)) = self.counters.lookup_percpu(&ONLY_KEY, MapFlags::ANY) {
             for cpu in &cpus {
                 let _ = sum.add(cpu);
@@ -167,23 +171,24 @@ fn load(target: Target, ring_bytes: usize, added_bytes: usize) -> Result<(BpfTap
     Ok((BpfTap { ring, counters, omitted, _link: link }, object))
 }
 
-/// The pages that are added to the page cache of the same file system. Those of which there are
-/// more than are taken in time are left out.
+/// The pages that are added to the page cache of the same file system. If they are not taken in
+/// time, further ones are left out.
 pub struct AddedTap {
     ring: Ring,
     _link: Link,
 }
 
 impl AddedTap {
-    /// Some 30,000 additions.
+    /// The size of the ring in bytes: some 30,000 additions.
     const RING_BYTES: usize = 1 << 20;
-    /// Where nobody wants to know.
+    /// The size of the ring in bytes if additions are not wanted.
     const RING_BYTES_MIN: usize = 4 << 10;
 
-    /// Hands out those that are there, oldest first, each exactly once. Returns how many.
+    /// Passes the available records to `take`, oldest first, each exactly once. Returns their
+    /// number.
     ///
     /// # Errors
-    /// When the ring makes no sense.
+    /// If the ring's contents are invalid.
     pub fn take(&mut self, take: &mut dyn FnMut(Added)) -> io::Result<usize> {
         self.ring.drain(Duration::ZERO, &mut |_, bytes| {
             take(intf::parse_added(bytes).ok_or(io::ErrorKind::InvalidData)?);

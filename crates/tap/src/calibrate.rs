@@ -1,24 +1,24 @@
-//! Where this kernel keeps its memory map, found without symbols.
+//! Finds the place of the kernel's memory map, without symbols.
 //!
-//! To get from a folio to its bytes the tap needs two addresses that a kernel chooses anew at each
-//! boot and shows to nobody: the array of all `struct page` (`vmemmap_base`), and the linear map of
-//! all memory (`page_offset_base`). Both are worked out from pages whose content, page frame and
-//! folio we know, because they are ours:
+//! To get from a folio to its bytes the tap needs two addresses that a kernel chooses at each boot
+//! and does not publish. They are the array of all `struct page` (`vmemmap_base`), and the linear
+//! map of all memory (`page_offset_base`). The calibration computes both from pages of its own,
+//! whose content, page frame and folio it knows:
 //!
-//! 1. A few files of one page each are made in memory (memfd), with random content.
-//!    `/proc/self/pagemap` tells their page frame numbers.
-//! 2. *Linear map.* A kernel object such as our own task lies in it; the base is a multiple of 1
-//!    GiB below that. Going down from there, each candidate is tried by reading (inside of BPF,
-//!    where a bad address is an error and no crash) what would be the first page. All 4096 bytes
-//!    must be the ones we wrote, and again for every other page.
+//! 1. It makes a few files of one page each in memory (memfd), with random content.
+//!    `/proc/self/pagemap` has their page frame numbers.
+//! 2. *Linear map.* A kernel object such as the current task lies in it; the base is a multiple of
+//!    1 GiB below that. From there on down, the calibration tries each candidate. It reads the
+//!    place where the first page would be (inside of BPF, where a bad address is an error and no
+//!    crash). All 4096 bytes must be the ones that were written, and the same for every other page.
 //! 3. *Page array.* The files are truncated; the eviction tracepoint fires for each page, with its
 //!    folio. Folio minus frame number times `sizeof(struct page)` must be the same address for all
 //!    of them, and a multiple of 1 GiB.
 //!
-//! A page may move between two steps (compaction, reclaim), which shows as a mismatch; then
-//! everything is done again with new pages, a few times. Promise: an answer is right for every page
-//! that was tried, byte for byte. Must never happen: an answer on a partial match, because the tap
-//! would then send other people's memory.
+//! A page may move between two steps (compaction, reclaim), which shows as a mismatch. Then
+//! everything is repeated with new pages, a few times. Promise: a result is right for every page
+//! that was tried, byte for byte. The invariant: a partial match gives no result, because the tap
+//! would then send other users' memory.
 
 use crate::intf::{self, CALIBRATE_FILES, ONLY_KEY, PEEK_BYTES, Peek, Sighting};
 use crate::load::{self, LoadError};
@@ -34,32 +34,32 @@ use zerocopy::IntoBytes;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/calibrate.bpf.o"));
 
-/// Alignment of both bases: the kernel places its regions in units of what one entry of a
-/// third-level page table covers.
+/// The alignment of both bases: the kernel places its regions in units of one entry of a
+/// third-level page table.
 const BASE_ALIGNMENT: u64 = 1 << 30;
 
-/// How far below our task the linear map may begin: 64 TiB, all the memory a kernel without 5-level
-/// paging can have. The search ends at the first match, after as many steps as there are GiB of
-/// memory below the task.
+/// The largest distance in GiB of the linear map's beginning below our task: 64 TiB, all the memory
+/// that a kernel without 5-level paging can have. The search ends at the first match, after as many
+/// steps as there are GiB of memory below the task.
 const CANDIDATES_MAX: u64 = 64 * 1024;
 
-/// The lowest address at which an x86-64 kernel puts anything of this kind (5-level paging; far
+/// The lowest address at which an x86-64 kernel places such regions (with 5-level paging; far
 /// higher without).
 const KERNEL_FLOOR: u64 = 0xff11_0000_0000_0000;
 
-/// Times that everything is done again because a page has moved. Each takes milliseconds.
+/// The number of attempts if a page has moved. Each takes milliseconds.
 const ATTEMPTS: u32 = 5;
 
 /// The two addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bases {
-    /// Of the `struct page` of frame 0.
+    /// The address of the `struct page` of frame 0.
     pub(crate) vmemmap: u64,
-    /// Of the first byte of physical memory.
+    /// The address of the first byte of physical memory.
     pub(crate) linear: u64,
 }
 
-/// Finds both, or says why not.
+/// Finds both addresses, or returns the reason why not.
 pub(crate) fn calibrate() -> Result<Bases, LoadError> {
     let mut last = None;
     for _ in 0..ATTEMPTS {
@@ -105,7 +105,7 @@ fn find_linear(object: &Object, files: &[OwnPage], frames: &[u64]) -> Result<u64
         }
     };
     let (Some(first), Some(&frame)) = (files.first(), frames.first()) else {
-        return Err(LoadError::MemoryMap { detail: "there is no page to look for".into() });
+        return Err(LoadError::MemoryMap { detail: "no page was made to search for".into() });
     };
     let task = peek(object, 0, |peek| peek.task)?;
     let nearest = task - task % BASE_ALIGNMENT;
@@ -117,13 +117,13 @@ fn find_linear(object: &Object, files: &[OwnPage], frames: &[u64]) -> Result<u64
         for (file, &frame) in files.iter().zip(frames).skip(1) {
             if !holds(base, frame, &file.content)? {
                 return Err(LoadError::MemoryMap {
-                    detail: "one page's bytes are in their place, another's not".into(),
+                    detail: "only some of the pages were found at their places".into(),
                 });
             }
         }
         return Ok(base);
     }
-    Err(LoadError::MemoryMap { detail: "a page's bytes are nowhere in the kernel's linear map".into() })
+    Err(LoadError::MemoryMap { detail: "a page was not found in the kernel's linear map".into() })
 }
 
 fn find_vmemmap(object: &Object, files: &[OwnPage], frames: &[u64]) -> Result<u64, LoadError> {
@@ -143,7 +143,7 @@ fn find_vmemmap(object: &Object, files: &[OwnPage], frames: &[u64]) -> Result<u6
     vmemmap_base(&sightings, frames)
 }
 
-/// The address that all sightings agree on.
+/// Returns the address that all sightings agree on.
 pub(crate) fn vmemmap_base(sightings: &[Sighting], frames: &[u64]) -> Result<u64, LoadError> {
     let disagree = |detail: String| Err(LoadError::MemoryMap { detail });
     if sightings.len() < 2 || sightings.len() != frames.len() {
@@ -153,23 +153,23 @@ pub(crate) fn vmemmap_base(sightings: &[Sighting], frames: &[u64]) -> Result<u64
     for (sighting, frame) in sightings.iter().zip(frames) {
         let &Sighting { folio, struct_page_bytes } = sighting;
         if folio == 0 || struct_page_bytes == 0 {
-            return disagree("a page left the cache unseen".into());
+            return disagree("a page left the cache without an event".into());
         }
         let from_base = frame.checked_mul(struct_page_bytes);
         let Some(this) = from_base.and_then(|bytes| folio.checked_sub(bytes)) else {
-            return disagree(format!("folio {folio:#x} cannot be that of frame {frame:#x}"));
+            return disagree(format!("folio {folio:#x} cannot belong to frame {frame:#x}"));
         };
         if this % BASE_ALIGNMENT != 0 || this < KERNEL_FLOOR {
             return disagree(format!("the page array cannot begin at {this:#x}"));
         }
         if *base.get_or_insert(this) != this {
-            return disagree("two folios put the page array in two places".into());
+            return disagree("two folios give different addresses for the page array".into());
         }
     }
     base.map_or_else(|| disagree("no folio was seen".into()), Ok)
 }
 
-/// Reads the page at a kernel address and hands it to `look`.
+/// Reads the page at a kernel address and passes it to `look`.
 fn peek<T>(object: &Object, address: u64, look: impl FnOnce(Peek) -> T) -> Result<T, LoadError> {
     let attempt = "running the calibration program";
     let input = ProgramInput { context_in: Some(&mut address.to_ne_bytes()), ..ProgramInput::default() };
@@ -179,7 +179,8 @@ fn peek<T>(object: &Object, address: u64, look: impl FnOnce(Peek) -> T) -> Resul
     })?;
     let mut answer = [0; PEEK_BYTES];
     load::map(object, "peeked")?.lookup_into(&ONLY_KEY, &mut answer, MapFlags::ANY).map_err(unreadable)?;
-    let answer = Peek::parse(&answer).ok_or_else(|| LoadError::MemoryMap { detail: "a peek has no answer".into() })?;
+    let answer = Peek::parse(&answer)
+        .ok_or_else(|| LoadError::MemoryMap { detail: "reading a page returned no answer".into() })?;
     Ok(look(answer))
 }
 
@@ -191,8 +192,8 @@ fn system(attempt: &'static str) -> impl Fn(io::Error) -> LoadError {
     move |source| LoadError::System { attempt, source }
 }
 
-/// A file of one page in memory, with random content, mapped so that its page frame can be asked
-/// for.
+/// A file of one page in memory, with random content. It is mapped, so its page frame number can be
+/// read.
 struct OwnPage {
     file: File,
     content: Box<Page>,
@@ -213,8 +214,8 @@ impl OwnPage {
         Ok(OwnPage { file, content, mapped })
     }
 
-    /// The page's frame number. The page is the first of its file, so it is also the first of its
-    /// folio, however large.
+    /// Returns the page's frame number. The page is the first of its file, so it is also the first
+    /// of its folio, whatever the folio's size.
     fn frame(&self) -> Result<u64, LoadError> {
         const ENTRY_BYTES: u64 = 8;
         const PRESENT: u64 = 1 << 63;
@@ -232,9 +233,10 @@ impl OwnPage {
         })?;
         let entry = u64::from_le_bytes(entry);
         if entry & PRESENT == 0 {
-            return Err(LoadError::MemoryMap { detail: "a page has left our page table".into() });
+            return Err(LoadError::MemoryMap { detail: "a page has left this process's page table".into() });
         }
-        // Frame 0 is never given out: the number is blanked for those without the right to know it.
+        // Frame 0 is never used: the kernel returns 0 to processes without the right to see the
+        // number.
         match entry & ((1 << FRAME_BITS) - 1) {
             0 => Err(LoadError::FramesHidden),
             frame => Ok(frame),

@@ -1,58 +1,58 @@
-//! How the ring is read: the order in which counters, headers and records are looked at, and
-//! nothing else.
+//! The order in which the reader accesses counters, headers and records, and nothing else.
 //!
 //! The kernel is the other thread, without a lock between the two. It writes under these rules
-//! (kernel/bpf/ringbuf.c): a record's header is marked BUSY before the producer's counter passes it
-//! (store-release); the header is exchanged for the final one when the record is complete; the
-//! counter never runs ahead of the consumer's (load-acquire) by more than the ring.
+//! (kernel/bpf/ringbuf.c). A record's header is marked BUSY before the producer's counter passes it
+//! (store-release). The header is exchanged for the final one when the record is complete. The
+//! producer's counter is never ahead of the consumer's (load-acquire) by more than the ring.
 //!
-//! Promises: a record is handed out once, in order, and complete; its place is given back only when
-//! `take` has returned. The memory is a trait, so that the model checker loom runs this same code
+//! Promises: a record is passed on once, in order, and complete; its place is freed only when
+//! `take` has returned. The memory is a trait. So the model checker loom can run this same code
 //! against a model of the kernel, with every value that the orderings allow a load to return.
 
 use crate::record::{self, Corrupt, Step};
 use std::io;
 use std::sync::atomic::Ordering;
 
-/// A word that two threads share, as the standard library's atomics and loom's are.
+/// A word that two threads share: an atomic of the standard library, or of loom.
 pub(crate) trait Word<T> {
     fn load(&self, ordering: Ordering) -> T;
     fn store(&self, value: T, ordering: Ordering);
 }
 
-/// The memory that the kernel and we share.
+/// The memory that the kernel and the reader share.
 pub(crate) trait Memory {
     type Word32: Word<u32>;
     type Word64: Word<u64>;
-    /// Bytes of the ring: a power of two.
+    /// Returns the bytes of the ring: a power of two.
     fn ring_bytes(&self) -> u64;
     fn producer(&self) -> &Self::Word64;
     fn consumer(&self) -> &Self::Word64;
-    /// The header at an answer of [`record::header_offset`].
+    /// Returns the header at a result of [`record::header_offset`].
     fn header(&self, offset: usize) -> &Self::Word32;
-    /// Lends a record that [`record::step`] has found complete, at an offset of the twice mapped
-    /// ring.
+    /// Passes a record that [`record::step`] has found complete, at an offset of the twice mapped
+    /// ring, to `look`.
     fn record<T>(&self, offset: usize, length: usize, look: impl FnOnce(&[u8]) -> T) -> T;
 }
 
-/// How far the kernel has come. Every record that was reserved before this call stands before it.
+/// Returns the producer's position. Every record that was reserved before this call is before it.
 pub(crate) fn produced(memory: &impl Memory) -> u64 {
     // Pairs with the kernel's store-release after it has marked the reserved record BUSY.
     memory.producer().load(Ordering::Acquire)
 }
 
-/// How far the reader has come.
+/// Returns the consumer's position.
 pub(crate) fn consumed(memory: &impl Memory) -> u64 {
-    // Pairs with the store-release below: who sees a position sees what `take` did about the
-    // records before it.
+    // Pairs with the store-release below: a thread that reads a position also sees the effects of
+    // `take` on the records before it.
     memory.consumer().load(Ordering::Acquire)
 }
 
-/// Hands out the records up to the producer's position at the call, or the first that is still
-/// busy, and moves `consumer`, which is the reader's own copy of the counter. Returns how many.
+/// Passes on the records up to the producer's position at the call, or up to the first one that is
+/// still busy. Advances `consumer`, the reader's own copy of the counter. Returns the number of
+/// records.
 ///
 /// # Errors
-/// Numbers that make no sense, and what `take` refuses. The record stays where it is.
+/// If numbers are invalid, or `take` refuses a record. The record stays where it is.
 pub(crate) fn consume(
     memory: &impl Memory,
     consumer: &mut u64,
@@ -63,7 +63,7 @@ pub(crate) fn consume(
     let invalid = |corrupt: Corrupt| io::Error::new(io::ErrorKind::InvalidData, corrupt.to_string());
     let mut taken = 0;
     while let Some(at) = record::header_offset(*consumer, producer, ring_bytes).map_err(invalid)? {
-        // Pairs with the kernel's exchange that clears BUSY: what the record holds is seen after
+        // Pairs with the kernel's exchange that clears BUSY: the record's contents are read after
         // it.
         let header = memory.header(at).load(Ordering::Acquire);
         let next = match record::step(header, *consumer, producer, ring_bytes).map_err(invalid)? {
@@ -76,7 +76,7 @@ pub(crate) fn consume(
             }
         };
         *consumer = next;
-        // Release: our reads of the record come before the kernel may use its place again.
+        // Release: our reads of the record come before the kernel may reuse its place.
         memory.consumer().store(next, Ordering::Release);
     }
     Ok(taken)
@@ -84,11 +84,11 @@ pub(crate) fn consume(
 
 #[cfg(test)]
 mod tests {
-    //! What the model can catch was tried by breaking the code, one place at a time: a relaxed load
-    //! of the producer's counter, of the header, and a relaxed store of the consumer's counter were
-    //! found by both tests (a read of a record beside its write); the consumer's counter stored
-    //! before `take` too; a relaxed load in `consumed` by the second test ("counted before it was
-    //! dealt with").
+    //! To find out what the model catches, the code was broken, one place at a time. Both tests
+    //! found each of these as a read of a record concurrent with its write: a relaxed load of the
+    //! producer's counter; a relaxed load of the header; a relaxed store of the consumer's counter.
+    //! They also found a store of the consumer's counter before `take`. The second test found a
+    //! relaxed load in `consumed` ("counted before it was dealt with").
 
     use super::*;
     use loom::cell::UnsafeCell;
@@ -96,12 +96,12 @@ mod tests {
     use loom::sync::atomic::{AtomicU32, AtomicU64};
     use loom::thread;
 
-    /// Two records of one word each: small enough to try everything, and the third goes where the
-    /// first was.
+    /// Two records of one word each: small enough to try everything. The third record takes the
+    /// place of the first.
     const RING_BYTES: u64 = 32;
     const RECORD_BYTES: u64 = 16;
     const RECORDS: u64 = 3;
-    /// Places in an execution at which a thread that could go on is held up.
+    /// The number of places in an execution at which a thread that could continue is stopped.
     const PREEMPTIONS: usize = 3;
     const BUSY: u32 = 1 << 31;
     const DISCARD: u32 = 1 << 30;
@@ -124,8 +124,8 @@ mod tests {
         }
     }
 
-    /// A ring of two places. loom finds every read of a record that a write of it is not ordered
-    /// with.
+    /// A ring of two places. loom reports every read of a record that is not ordered with a write
+    /// of it.
     struct Model {
         producer: AtomicU64,
         consumer: AtomicU64,
@@ -149,19 +149,19 @@ mod tests {
             }
         }
 
-        /// What the kernel does for one record. Only one CPU is modelled: the kernel's own are
-        /// ordered by a lock.
+        /// The kernel's steps for one record. Only one CPU is modelled, because a lock orders the
+        /// kernel's CPUs.
         fn produce(&self, number: u64, given_up: bool) {
             let position = number * RECORD_BYTES;
-            // bpf_ringbuf_reserve: the consumer's position is asked for with smp_load_acquire.
+            // bpf_ringbuf_reserve: the kernel reads the consumer's position with smp_load_acquire.
             while position + RECORD_BYTES - self.consumer.load(Ordering::Acquire) > RING_BYTES {
                 thread::yield_now();
             }
             let place = (number % 2) as usize;
             self.headers[place].store(BUSY | 8, Ordering::Relaxed);
             self.producer.store(position + RECORD_BYTES, Ordering::Release); // smp_store_release
-            // The program writes the record. SAFETY: the reader lets go of the place before the
-            // counter says so, which loom checks.
+            // The program writes the record. SAFETY: the counter moves only after the reader has
+            // released the place, which loom checks.
             self.records[place].with_mut(|record| unsafe { *record = [number as u8 + 1; 8] });
             // bpf_ringbuf_commit: xchg, a full barrier.
             self.headers[place].swap(8 | if given_up { DISCARD } else { 0 }, Ordering::SeqCst);
@@ -194,7 +194,7 @@ mod tests {
         let executions = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
         let counted = executions.clone();
         let mut builder = loom::model::Builder::new();
-        // `LOOM_MAX_PREEMPTIONS` asks for more; with 4 it takes half a minute.
+        // `LOOM_MAX_PREEMPTIONS` sets more; with 4 the test takes half a minute.
         builder.preemption_bound = builder.preemption_bound.or(Some(PREEMPTIONS));
         builder.check(move || {
             counted.fetch_add(1, Ordering::Relaxed);
@@ -225,8 +225,8 @@ mod tests {
         });
     }
 
-    /// A third thread, as a READ of the mount: what is produced is never less than what is
-    /// consumed, both only grow, and an event counts as consumed only when it was dealt with.
+    /// A third thread, such as a READ of the mount: the produced position is never less than the
+    /// consumed one, both only grow, and an event counts as consumed only after it was processed.
     #[test]
     fn positions_tell_the_truth_to_other_threads() {
         explore(|| {

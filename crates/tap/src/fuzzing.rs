@@ -1,5 +1,5 @@
-//! Doors for the crate `fuzz`: what takes apart the bytes of the ring and of the maps. No part of
-//! the interface, and nothing of it decides anything.
+//! Access for the crate `fuzz` to the decoders of the ring and of the maps. Not part of the
+//! interface.
 
 use crate::calibrate;
 use crate::intf::{self, PEEK_BYTES, Peek, Sighting, TapCounters, TapEvent};
@@ -10,19 +10,19 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// Memory that looks like a ring's map, but with whatever in it.
+/// Memory with the layout of a ring's map, and arbitrary contents.
 pub struct RingMemory {
     map: OwnedFd,
     shared: OwnedFd,
     ring_bytes: usize,
 }
 
-/// The records that were read, as position, length and whether it is an event; or what stopped the
-/// reader.
+/// The records that were read, as position, length and whether each is an event; and the error that
+/// stopped the reader.
 pub type Records = (Vec<(u64, usize, bool)>, io::Result<()>);
 
 impl RingMemory {
-    /// `ring_bytes` as of [`Ring::new`].
+    /// `ring_bytes` as in [`Ring::new`].
     pub fn new(ring_bytes: usize) -> io::Result<RingMemory> {
         let map = memfd_create("ring", MemfdFlags::CLOEXEC)?;
         ftruncate(&map, (2 * page::PAGE_SIZE + 2 * ring_bytes) as u64)?;
@@ -31,8 +31,8 @@ impl RingMemory {
         Ok(RingMemory { map, shared, ring_bytes })
     }
 
-    /// Puts `consumer`, `producer` and the ring's bytes in place (these twice, as the kernel maps
-    /// them) and reads all there is, `rounds` times.
+    /// Stores `consumer`, `producer` and the ring's bytes (these twice, as the kernel maps them),
+    /// and reads all records, `rounds` times.
     pub fn read(&self, consumer: u64, producer: u64, ring: &[u8], rounds: usize) -> io::Result<Records> {
         let ring = &ring[..ring.len().min(self.ring_bytes)];
         let write = |bytes: &[u8], at: usize| rustix::io::pwrite(&self.map, bytes, at as u64);
@@ -58,7 +58,7 @@ impl RingMemory {
     }
 }
 
-/// One step of the reader on any numbers, and what must hold of it.
+/// Does one step of the reader on arbitrary numbers, and checks its invariants.
 pub fn step(header: u32, consumer: u64, producer: u64, ring_bytes: u64) {
     let Ok(Some(at)) = record::header_offset(consumer, producer, ring_bytes) else { return };
     assert!(at as u64 + record::HEADER_BYTES <= ring_bytes);
@@ -74,8 +74,8 @@ pub fn step(header: u32, consumer: u64, producer: u64, ring_bytes: u64) {
     assert!(moved >= record::HEADER_BYTES && moved <= pending && moved.is_multiple_of(record::HEADER_BYTES));
 }
 
-/// What the calibration makes of the bytes in its maps: the page array's address, if all agree on
-/// one.
+/// Returns the result of the calibration for the bytes in its maps: the page array's address, if
+/// all agree on one.
 pub fn calibration(bytes: &[u8], frames: &[u64]) -> Option<u64> {
     let mut sum = TapCounters::default();
     let _ = bytes.chunks(48).try_for_each(|cpu| sum.add(cpu));

@@ -1,11 +1,11 @@
-//! What comes out of the maps and rings of the BPF programs, and what goes in.
+//! The data that the BPF programs and this crate exchange through maps and rings.
 //!
-//! `bpf/intf.h` is the contract with the programs. Layouts, sizes and constants are made from it
-//! when this crate is built (bindgen, in `build.rs`), so none of them stands here a second time. A
-//! structure is taken apart field by field, or built that way: a field that is renamed, added,
-//! removed or of another size there no longer compiles here.
+//! `bpf/intf.h` is the contract with the programs. bindgen derives layouts, sizes and constants
+//! from it when this crate is built (`build.rs`), so none of them is defined a second time.
+//! Structures are decoded and built field by field. So if a field there is renamed, added, removed
+//! or resized, this file no longer compiles.
 //!
-//! Nothing here panics on bytes of an unexpected length: it answers with `None`.
+//! No function here panics on bytes of an unexpected length: it returns `None`.
 
 use crate::{Added, Seen, SeenKind};
 use page::{PAGE_SIZE, Page};
@@ -13,42 +13,43 @@ use std::mem::offset_of;
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// What bindgen makes of `bpf/intf.h`.
+/// The output of bindgen for `bpf/intf.h`.
 mod layout {
     #![allow(dead_code, non_camel_case_types)]
     include!(concat!(env!("OUT_DIR"), "/intf.rs"));
 }
 
-/// What the tap is told before it is loaded.
+/// The tap's configuration, set before it is loaded.
 pub(crate) use layout::tap_config as TapConfig;
 
-/// Bytes of an event without its page.
+/// The bytes of an event without its page.
 pub(crate) const HEAD_BYTES: usize = size_of::<layout::tap_head>();
 
-/// Bytes of an event with its page.
+/// The bytes of an event with its page.
 pub(crate) const EVENT_BYTES: usize = size_of::<layout::tap_event>();
 
 const _: () = assert!(offset_of!(layout::tap_event, page) == HEAD_BYTES && EVENT_BYTES == HEAD_BYTES + PAGE_SIZE);
 
-/// Places in a line of the table of omitted pages.
+/// The number of places in a line of the table of omitted pages.
 pub(crate) const OMITTED_LINE_PAGES: u64 = layout::OMITTED_LINE_PAGES as u64;
-/// Spreads the lines over that table. (Of a C constant beyond `i64` bindgen keeps the bits.)
+/// The multiplier that distributes the lines over that table. (For a C constant beyond `i64`
+/// bindgen keeps the bits.)
 pub(crate) const OMITTED_MULTIPLIER: u64 = layout::OMITTED_MULTIPLIER as u64;
 
-/// Files that the calibration uses.
+/// The number of files that the calibration uses.
 pub(crate) const CALIBRATE_FILES: usize = layout::CALIBRATE_FILES as usize;
 
-/// Bytes of the answer of one run of `peek`.
+/// The bytes of the answer of one run of `peek`.
 pub(crate) const PEEK_BYTES: usize = size_of::<layout::calibrate_peek>();
 
-/// File systems that are watched at once.
+/// The maximum number of file systems that are watched at once.
 pub(crate) const WATCH_DEVICES: usize = layout::WATCH_DEVICES as usize;
 
-/// Key of the only entry of a one-entry array.
+/// The key of the only entry of a one-entry array.
 pub(crate) const ONLY_KEY: [u8; 4] = 0u32.to_ne_bytes();
 
-/// The kernel's own `dev_t` for what `stat` calls `st_dev`: they differ in how they pack the two
-/// numbers.
+/// Returns the kernel's own `dev_t` for an `st_dev` of `stat`: they pack the two numbers
+/// differently.
 pub(crate) fn kernel_device(st_dev: u64) -> u32 {
     const MINOR_BITS: u32 = 20;
     (libc::major(st_dev) << MINOR_BITS) | libc::minor(st_dev)
@@ -61,7 +62,7 @@ pub(crate) struct TapEvent<'a> {
     pub(crate) cgroup: u32,
     pub(crate) inode: u64,
     pub(crate) index: u64,
-    /// None: its bytes were omitted.
+    /// None if its bytes were omitted.
     pub(crate) page: Option<&'a Page>,
 }
 
@@ -74,13 +75,13 @@ impl<'a> TapEvent<'a> {
     }
 }
 
-/// Takes a `struct tap_added` apart.
+/// Decodes a `struct tap_added`.
 pub(crate) fn parse_added(bytes: &[u8]) -> Option<Added> {
     let layout::tap_added { generation, pages, inode, index } = layout::tap_added::read_from_bytes(bytes).ok()?;
     Some(Added { generation, inode, index, pages })
 }
 
-/// Counts of the tap (`struct tap_counters`), summed up over CPUs.
+/// Counts of the tap (`struct tap_counters`), the sum over all CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TapCounters {
     pub(crate) captured: u64,
@@ -92,7 +93,7 @@ pub(crate) struct TapCounters {
 }
 
 impl TapCounters {
-    /// Adds one CPU's counts. Counts that make no sense give the largest there is, and no panic.
+    /// Adds one CPU's counts. Impossible counts give the largest number, and no panic.
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
         let (cpu, _) = layout::tap_counters::read_from_prefix(bytes).ok()?;
         let layout::tap_counters { captured, ring_full, invalidated, unreadable, large_folios, omitted } = cpu;
@@ -108,12 +109,13 @@ impl TapCounters {
     }
 }
 
-/// What the calibration is told before it is loaded (`struct calibrate_config`).
+/// Returns the configuration of the calibration (`struct calibrate_config`), set before it is
+/// loaded.
 pub(crate) fn calibrate_config(inodes: [u64; CALIBRATE_FILES], device: u32) -> layout::calibrate_config {
     layout::calibrate_config { inodes, device, reserved: 0 }
 }
 
-/// How a page looked as it left the cache (`struct calibrate_sighting`).
+/// The state of a page when it left the cache (`struct calibrate_sighting`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sighting {
     pub(crate) folio: u64,
@@ -142,17 +144,18 @@ impl Peek {
     }
 }
 
-/// What the watch is told before it is loaded (`struct watch_config`): the devices.
+/// Returns the configuration of the watch (`struct watch_config`), set before it is loaded: the
+/// devices.
 pub(crate) fn watch_config(devices: [u32; WATCH_DEVICES]) -> layout::watch_config {
     layout::watch_config { devices }
 }
 
-/// What the watch and its programs share (`struct watch_shared`).
+/// Returns the memory that the watch shares with its programs (`struct watch_shared`).
 pub(crate) fn watch_shared(threshold: u64) -> layout::watch_shared {
     layout::watch_shared { unused: 0, reserved: 0, threshold }
 }
 
-/// Takes a `struct watch_event` apart.
+/// Decodes a `struct watch_event`.
 pub(crate) fn parse_seen(bytes: &[u8]) -> Option<Seen> {
     let layout::watch_event { kind, device, inode, index, pages, reserved: _, ns } =
         layout::watch_event::read_from_bytes(bytes).ok()?;
@@ -169,7 +172,7 @@ pub(crate) fn parse_seen(bytes: &[u8]) -> Option<Seen> {
     Some(Seen { kind, device, inode, index, pages })
 }
 
-/// Counts of the watch (`struct watch_counters`), summed up over CPUs.
+/// Counts of the watch (`struct watch_counters`), the sum over all CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WatchTotals {
     pub(crate) read_pages: u64,
@@ -177,7 +180,7 @@ pub(crate) struct WatchTotals {
 }
 
 impl WatchTotals {
-    /// Adds one CPU's counts. Counts that make no sense give the largest there is, and no panic.
+    /// Adds one CPU's counts. Impossible counts give the largest number, and no panic.
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
         let (layout::watch_counters { read_pages, ring_full }, _) =
             layout::watch_counters::read_from_prefix(bytes).ok()?;

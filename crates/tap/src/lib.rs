@@ -1,8 +1,8 @@
-//! Where evictions come from.
+//! The sources of evictions.
 //!
-//! [`EvictionSource`] is the seam: the eBPF tap ([`BpfTap`]) is one implementation, and a mount
-//! without one (no right to load BPF) falls back to filling the pool on read. An in-kernel hook,
-//! should Linux get one again, would be another.
+//! [`EvictionSource`] is the interface, and the eBPF tap ([`BpfTap`]) is one implementation. A
+//! mount without one (no right to load BPF) populates the pool on read. An in-kernel hook, if Linux
+//! gets one again, would be another implementation.
 
 mod bpf_tap;
 mod calibrate;
@@ -26,84 +26,85 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A clean page that the kernel evicted, seen while its bytes were still there.
+/// A clean page that the kernel evicted, captured while its bytes were still there.
 #[derive(Clone, Copy, Debug)]
 pub struct Eviction<'a> {
     /// `i_generation` of the inode: the [`page::FileKey`] that the mount gave the kernel.
     pub generation: u32,
-    /// Lower half of the number of the control group that the page was charged to: of its
-    /// directory's inode. 0: it is not known, or was not asked for.
+    /// The lower half of the number of the control group that the page was charged to: the inode
+    /// number of the group's directory. 0: not known, or not requested.
     pub cgroup: u32,
     /// `i_ino` of the inode.
     pub inode: u64,
     /// The page's index in the file.
     pub index: u64,
-    /// Where the event stands in the stream. An event that was reserved before another has the
+    /// The event's position in the stream. An event that was reserved before another one has the
     /// smaller position.
     pub position: u64,
-    /// The bytes. None: they were not wanted ([`CopyHints::omit`]).
+    /// The bytes. None if they were not needed ([`CopyHints::omit`]).
     pub page: Option<&'a Page>,
 }
 
-/// Pages that were added to the page cache, one behind the other.
+/// Consecutive pages that were added to the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Added {
     /// `i_generation` of the inode.
     pub generation: u32,
     /// `i_ino` of the inode.
     pub inode: u64,
-    /// Index of the first page in the file.
+    /// The index of the first page in the file.
     pub index: u64,
-    /// How many.
+    /// The number of pages.
     pub pages: u32,
 }
 
-/// How far the stream has come. Readable from any thread at any time.
+/// The positions of the stream, readable from any thread at any time.
 pub trait Positions: Send + Sync {
-    /// Every event that happened before this call has a smaller position; every later one an equal
-    /// or larger one.
+    /// Returns the produced position. Every event that happened before this call has a smaller
+    /// position; every later one an equal or larger one.
     fn produced(&self) -> u64;
-    /// Every event with a smaller position has been handed out and dealt with.
+    /// Returns the consumed position. Every event with a smaller position has been passed on and
+    /// processed.
     fn consumed(&self) -> u64;
 }
 
-/// What the source has seen, in pages.
+/// Counts of the source, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Clean evictions captured.
     pub captured: u64,
-    /// Of those, how many without their bytes, as these were not wanted.
+    /// Of the captured ones, those without their bytes, because these were not needed.
     pub omitted: u64,
     /// Clean evictions lost because the ring was full.
     pub ring_full: u64,
-    /// Pages that left the cache otherwise (truncation, invalidation): not captured.
+    /// Pages that left the cache in another way (truncation, invalidation): not captured.
     pub invalidated: u64,
-    /// Evictions of pages whose bytes were not valid, not readable, or, after a failed writeback of
-    /// their file, perhaps not those of the file system below: not captured.
+    /// Evictions of pages whose bytes were not valid or not readable, or may differ from the
+    /// backing file's after a failed writeback of their file: not captured.
     pub unreadable: u64,
 }
 
-/// Pages whose bytes are not wanted when they are evicted. A hint: it may be lost, and holds for
-/// one eviction only.
+/// Hints about pages whose bytes are not needed when they are evicted. A hint may be lost, and
+/// applies to one eviction only.
 pub trait CopyHints: Send + Sync {
-    /// The bytes of this page of the file with that `i_generation` are not wanted.
+    /// The bytes of this page of the file with that `i_generation` are not needed.
     fn omit(&self, generation: u32, index: u32);
-    /// They are wanted again.
+    /// The bytes of this page are needed again.
     fn copy(&self, generation: u32, index: u32);
-    /// Those of all pages are.
+    /// The bytes of all pages are needed again.
     fn copy_all(&self);
 }
 
 /// A stream of evictions.
 pub trait EvictionSource: Send {
-    /// Waits at most `timeout` for events and hands out those that are there, oldest first, each
-    /// exactly once. Returns how many. An event's position counts as consumed only after `take`
-    /// returned from it.
+    /// Waits at most `timeout` for events and passes the available ones to `take`, oldest first,
+    /// each exactly once. Returns their number. An event's position counts as consumed only after
+    /// `take` returned from it.
     fn poll(&mut self, timeout: Duration, take: &mut dyn FnMut(Eviction<'_>)) -> io::Result<usize>;
     /// The stream's positions.
     fn positions(&self) -> Arc<dyn Positions>;
-    /// What was seen so far.
+    /// Returns the counts so far.
     fn counters(&self) -> Counters;
-    /// Where it is said which bytes are not wanted, if the source can leave them out.
+    /// Returns the receiver of hints, if the source can leave bytes out.
     fn copy_hints(&self) -> Option<Arc<dyn CopyHints>>;
 }

@@ -1,7 +1,7 @@
-//! Loading BPF programs, and saying in one line why one cannot be loaded.
+//! Loads BPF programs, and explains in one line why one cannot be loaded.
 //!
-//! A mount without the tap is slower, not wrong; so no failure here is fatal to anybody. Each says
-//! what was attempted, what happened and what to do.
+//! A mount without the tap is slower, not wrong, so no failure here is fatal. Each error names what
+//! was attempted, what happened and what to do.
 
 use libbpf_rs::{MapCore, Object, ObjectBuilder, OpenMapMut, OpenObject, PrintLevel, ProgramMut, set_print};
 use std::ffi::OsStr;
@@ -9,11 +9,11 @@ use std::io;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Where a kernel shows the types it was built with.
+/// The file in which a kernel describes the types that it was built with.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 
-/// Most bytes of libbpf's messages that are kept while loading: the end of a verifier's log says
-/// what is wrong, and one log can be megabytes long.
+/// The maximum number of bytes of libbpf's messages that are kept while loading. The end of a
+/// verifier's log has the reason, and one log can be megabytes long.
 const MESSAGES_BYTES_MAX: usize = 64 * 1024;
 
 /// Why there is no tap.
@@ -26,7 +26,7 @@ pub enum LoadError {
         crate::BpfTap::RING_BYTES_MAX
     )]
     RingBytes {
-        /// The size asked for.
+        /// The requested size.
         bytes: usize,
     },
     /// The kernel does not describe its types (BTF), so the programs cannot be fitted to it.
@@ -41,7 +41,7 @@ pub enum LoadError {
          kernel lockdown \"confidentiality\" or a seccomp filter without bpf(2)"
     )]
     NotPermitted {
-        /// What was refused.
+        /// The refused operation.
         attempt: &'static str,
     },
     /// The kernel hides from us which page frames our own pages are in.
@@ -62,9 +62,9 @@ pub enum LoadError {
          x86-64: report this kernel's version"
     )]
     Refused {
-        /// What was refused.
+        /// The refused operation.
         attempt: &'static str,
-        /// The telling line of the kernel's answer.
+        /// The line of the kernel's answer that has the reason.
         detail: String,
     },
     /// The kernel's memory map was not found, or not beyond doubt.
@@ -73,15 +73,15 @@ pub enum LoadError {
          CONFIG_SPARSEMEM_VMEMMAP: report this kernel's version and configuration"
     )]
     MemoryMap {
-        /// What did not match.
+        /// The mismatch.
         detail: String,
     },
     /// A system call failed.
     #[error("{attempt} failed: {source}; see the system's limits")]
     System {
-        /// What was attempted.
+        /// The attempted operation.
         attempt: &'static str,
-        /// What happened.
+        /// The error.
         source: io::Error,
     },
 }
@@ -89,11 +89,11 @@ pub enum LoadError {
 /// One loading at a time: libbpf's messages go through one place of the process.
 static LOADING: Mutex<()> = Mutex::new(());
 
-/// What libbpf said during the current loading.
+/// libbpf's messages during the current loading.
 static MESSAGES: Mutex<String> = Mutex::new(String::new());
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Neither holds anything that a panic could leave half done.
+    // Neither mutex protects data that a panic could leave half changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -154,8 +154,8 @@ fn explain(attempt: &'static str, error: &libbpf_rs::Error, messages: &str, has_
     if !has_kernel_types {
         return LoadError::NoKernelTypes;
     }
-    // The verifier answers EACCES to what it dislikes, which is no question of rights; but then it
-    // says why.
+    // The verifier answers EACCES for programs that it rejects, which has nothing to do with
+    // rights; but then its log has the reason.
     if let Some(detail) = telling_line(messages) {
         return LoadError::Refused { attempt, detail };
     }
@@ -165,7 +165,7 @@ fn explain(attempt: &'static str, error: &libbpf_rs::Error, messages: &str, has_
     }
 }
 
-/// The line of the verifier's log that says what is wrong, if there is such a log.
+/// Returns the line of the verifier's log with the reason, if there is such a log.
 fn telling_line(messages: &str) -> Option<String> {
     let log = messages.split_once("BEGIN PROG LOAD LOG --")?.1;
     let log = log.split_once("-- END PROG LOAD LOG").map_or(log, |(log, _)| log);
@@ -176,12 +176,12 @@ fn telling_line(messages: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// The program called `name`.
+/// Returns the program with this name.
 pub(crate) fn program<'a>(object: &'a Object, name: &'static str) -> Result<ProgramMut<'a>, LoadError> {
     object.progs_mut().find(|program| program.name() == name).ok_or_else(|| missing(name))
 }
 
-/// The map called `name`; `.rodata` and `.bss` are called by their section (libbpf puts the
+/// Returns the map with this name; `.rodata` and `.bss` are found by their section (libbpf puts the
 /// object's name before it).
 pub(crate) fn map<'a>(object: &'a Object, name: &'static str) -> Result<libbpf_rs::Map<'a>, LoadError> {
     object.maps().find(|map| is_called(map.name(), name)).ok_or_else(|| missing(name))
@@ -192,7 +192,7 @@ fn is_called(full: &OsStr, name: &str) -> bool {
     full == name || (name.starts_with('.') && full.ends_with(name))
 }
 
-/// A map of an object that is not loaded yet.
+/// Returns a map of an object that is not loaded yet.
 pub(crate) fn open_map<'a>(object: &'a mut OpenObject, name: &str) -> libbpf_rs::Result<OpenMapMut<'a>> {
     object
         .maps_mut()

@@ -1,12 +1,12 @@
-//! Pages whose bytes nobody wants when they are evicted: a table that the tap's program looks into
-//! before it copies a page.
+//! The skip list: a table of pages whose bytes are not needed when they are evicted. The tap's BPF
+//! program looks a page up there before it copies it.
 //!
-//! A lender that keeps what it answers has most of what is read from it still, and of a stream that
-//! is left to the disk it wants nothing. To copy such a page at its eviction costs more than all
-//! the rest of the tap, and the copy is thrown away. The table is a cache of hints: it has a fixed
-//! size, a page has one place in it, and who comes last has that. What must never happen: that a
-//! hint does harm. A page that is not in the table is copied in vain; one that should not be there
-//! is not lent, once, as the program takes out what it finds.
+//! A lender that keeps the pages that it answers still has most of them, and pages of a stream that
+//! is left to the disk are not sent to it. To copy such a page at its eviction costs more than all
+//! the rest of the tap, and the copy is discarded. The table is a cache of hints with a fixed size.
+//! Each page has one place in it, and a later page replaces an earlier one. The invariant: a wrong
+//! hint does no harm. A page that is missing in the table is copied in vain. A page that is in the
+//! table by mistake is not lent once, because the program removes each entry that it finds.
 
 use crate::CopyHints;
 use crate::intf::{OMITTED_LINE_PAGES, OMITTED_MULTIPLIER};
@@ -16,30 +16,32 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// The table has at most one byte for so many of the machine's memory: a place for each fourth to
-/// eighth page that could be cached.
+/// The table has at most one byte for this number of bytes of the machine's memory: a place for
+/// each fourth to eighth page that could be cached.
 const MEMORY_SHARE: u64 = 4096;
-/// Bytes of the smallest table, where nobody gives hints: a page, as that is mapped.
+/// The bytes of the smallest table, for a tap without hints: one page, because the table is mapped.
 const BYTES_MIN: u64 = page::PAGE_SIZE as u64;
-/// Bytes of the largest.
+/// The bytes of the largest table.
 const BYTES_MAX: u64 = 32 << 20;
 
 const LINE_BYTES: u64 = OMITTED_LINE_PAGES * size_of::<AtomicU32>() as u64;
 
-/// Lines of the table: a power of two. Only where `is_wanted` are there more than the least.
+/// Returns the number of lines of the table: a power of two. It is more than the minimum only if
+/// `is_wanted`.
 pub(crate) fn lines(is_wanted: bool) -> u64 {
     let memory_bytes = rustix::system::sysinfo().totalram as u64;
     let bytes = if is_wanted { (memory_bytes / MEMORY_SHARE).clamp(BYTES_MIN, BYTES_MAX) } else { BYTES_MIN };
     (1 << bytes.ilog2()) / LINE_BYTES
 }
 
-/// [`TapConfig::omitted_shift`](crate::intf::TapConfig), for a power of two of lines that is larger
-/// than 1.
+/// Returns [`TapConfig::omitted_shift`](crate::intf::TapConfig), for a number of lines that is a
+/// power of two and larger than 1.
 pub(crate) fn shift(lines: u64) -> u64 {
     u64::from(u64::BITS - lines.ilog2())
 }
 
-/// A page's fingerprint, and the number of its place, as `is_omitted` in `bpf/tap.bpf.c` has them.
+/// Returns a page's fingerprint and the number of its place, as `is_omitted` in `bpf/tap.bpf.c`
+/// computes them.
 fn place(generation: u32, index: u32, shift: u64) -> (u32, usize) {
     let (page, index) = (u64::from(generation) << 32 | u64::from(index), u64::from(index));
     let hash = (page / OMITTED_LINE_PAGES).wrapping_mul(OMITTED_MULTIPLIER);
@@ -47,11 +49,11 @@ fn place(generation: u32, index: u32, shift: u64) -> (u32, usize) {
     (hash as u32 | 1, place as usize)
 }
 
-/// The table, mapped.
+/// The mapped table.
 pub(crate) struct Omitted {
     mapped: Mapped,
     shift: u64,
-    /// Whether there is anything in it, so that one that is not used is not touched either.
+    /// Whether the table has any entry. An unused table is not touched.
     is_used: AtomicBool,
 }
 
@@ -61,7 +63,7 @@ impl Omitted {
         Ok(Omitted { mapped, shift: shift(lines), is_used: AtomicBool::new(false) })
     }
 
-    /// A page's fingerprint and its place.
+    /// Returns a page's fingerprint and its place.
     fn place(&self, generation: u32, index: u32) -> (u32, &AtomicU32) {
         let (fingerprint, place) = place(generation, index, self.shift);
         (fingerprint, &self.mapped.words()[place])
@@ -99,8 +101,7 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// A file's own pages do not stand in each other's way, and several files' not more than by
-    /// chance.
+    /// Pages of one file do not share places, and pages of several files share them only by chance.
     #[test]
     fn most_pages_have_a_place_of_their_own() {
         const LINES: u64 = 1 << 14;

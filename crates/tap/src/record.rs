@@ -1,4 +1,4 @@
-//! The BPF ring's record format, as numbers only: where the next record stands and how long it is.
+//! The record format of a BPF ring, as numbers only: the place and the length of the next record.
 //!
 //! ```text
 //! position (a byte counter that only grows; the place in the ring is position modulo its size)
@@ -9,36 +9,35 @@
 //! └─ padding up to a multiple of 8: the next record's position
 //! ```
 //!
-//! No memory is touched here, so that every combination of numbers can be tried. Whatever the
-//! numbers are, nothing here panics, and an answer never points outside of `2 * ring_bytes` (the
-//! ring, mapped twice in a row so that a record that wraps is still contiguous) nor behind the
-//! producer.
+//! This module accesses no memory, so every combination of numbers can be tested. No numbers cause
+//! a panic. A result never points outside of `2 * ring_bytes` (the ring, mapped twice in a row so
+//! that a record that wraps is still contiguous) nor behind the producer.
 
 use std::fmt;
 
-/// Bytes before each record; records start at multiples of it.
+/// The bytes before each record; records start at multiples of it.
 pub(crate) const HEADER_BYTES: u64 = 8;
 
 const BUSY: u32 = 1 << 31;
 const DISCARD: u32 = 1 << 30;
 
-/// What stands at the consumer's position.
+/// The record at the consumer's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// A record that is still being written. It and everything behind it has to wait.
+    /// A record that is still being written. It and all later ones have to wait.
     Busy,
     /// A record that was given up.
     Skip {
-        /// Position of the next one.
+        /// The position of the next record.
         next: u64,
     },
     /// A record.
     Record {
-        /// Where it is in the twice mapped ring.
+        /// Its place in the twice mapped ring.
         offset: usize,
         /// Its length in bytes.
         length: usize,
-        /// Position of the next one.
+        /// The position of the next record.
         next: u64,
     },
 }
@@ -54,11 +53,11 @@ pub(crate) struct Corrupt {
 impl fmt::Display for Corrupt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Corrupt { consumer, producer, header } = self;
-        write!(f, "the eviction ring makes no sense at position {consumer} (producer {producer}, header {header:x?})")
+        write!(f, "the eviction ring is corrupt at position {consumer} (producer {producer}, header {header:x?})")
     }
 }
 
-/// Where the header of the next record is in the mapped ring; `None` when there is no further
+/// Returns the place of the next record's header in the mapped ring; `None` if there is no further
 /// record.
 ///
 /// `ring_bytes` is a power of two and at least 8.
@@ -73,7 +72,7 @@ pub(crate) fn header_offset(consumer: u64, producer: u64, ring_bytes: u64) -> Re
     Ok(Some((consumer & (ring_bytes - 1)) as usize))
 }
 
-/// What a header says that was read at [`header_offset`] of the same numbers.
+/// Decodes a header that was read at [`header_offset`] of the same numbers.
 pub(crate) fn step(header: u32, consumer: u64, producer: u64, ring_bytes: u64) -> Result<Step, Corrupt> {
     if header & BUSY != 0 {
         return Ok(Step::Busy);
@@ -103,7 +102,7 @@ mod tests {
         assert_eq!(header_offset(0, 0, RING_BYTES), Ok(None));
         assert_eq!(header_offset(8, 24, RING_BYTES), Ok(Some(8)));
         assert_eq!(step(5, 8, 24, RING_BYTES), Ok(Step::Record { offset: 16, length: 5, next: 24 }));
-        // The second mapping lets a record run over the end of the first.
+        // The second mapping lets a record extend over the end of the first.
         let at = RING_BYTES - 8;
         assert_eq!(header_offset(at, at + 4120, RING_BYTES), Ok(Some(at as usize)));
         let expected = Step::Record { offset: RING_BYTES as usize, length: 4112, next: at + 4120 };
@@ -127,7 +126,7 @@ mod tests {
         assert!(step(!(BUSY | DISCARD), 0, RING_BYTES, RING_BYTES).is_err(), "longer than the ring");
     }
 
-    /// Any numbers at all: no panic, nothing outside of the mapping, always forward, never past the
+    /// Arbitrary numbers: no panic, nothing outside of the mapping, always forward, never past the
     /// producer.
     #[test]
     fn any_numbers() {
@@ -137,7 +136,7 @@ mod tests {
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let x = state ^ (state >> 33);
-            // Small, near the top, and wild numbers alike.
+            // Small numbers, numbers near the maximum, and arbitrary ones.
             match x % 4 {
                 0 => x >> 50,
                 1 => u64::MAX - (x >> 50),

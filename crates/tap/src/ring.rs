@@ -1,15 +1,15 @@
-//! Our own reader of a BPF ring buffer.
+//! A reader of a BPF ring buffer.
 //!
-//! The usual reader hides the two counters that the rule against stale bytes is built on: where
-//! each record stands in the stream, and how far the stream has come, readable from any thread. So
-//! the map is read here directly: the consumer's counter, the producer's counter, and the ring
-//! itself, which the kernel maps twice in a row so that records never wrap.
+//! The usual reader hides the two counters that the rule against stale bytes needs: the position of
+//! each record in the stream, and the position of the stream, readable from any thread. So this
+//! reader accesses the map directly: the consumer's counter, the producer's counter, and the ring
+//! itself. The kernel maps the ring twice in a row, so records never wrap.
 //!
-//! Promises: records are handed out in order, each once, from the ring itself without a copy; the
-//! consumer's counter moves only after a record was dealt with. Must never happen: a read outside
-//! of the mapping, or of a record that the kernel may still write. In which order its words are
-//! looked at is in [`crate::consume`]; what the numbers mean, and which of them to distrust, in
-//! [`crate::record`].
+//! Promises: records are passed on in order, each once, from the ring itself without a copy. The
+//! consumer's counter moves only after a record was processed. The invariant: no read outside of
+//! the mapping, and no read of a record that the kernel may still write. The module
+//! [`crate::consume`] defines the order of accesses; [`crate::record`] defines and checks the
+//! numbers.
 
 use crate::Positions;
 use crate::consume::{self, Memory, Word, consume};
@@ -22,11 +22,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of the mappings of the two counters and of the flag: each is alone in a page.
+/// The bytes of each mapping of the two counters and of the flag: each is alone in a page.
 const COUNTER_BYTES: usize = page::PAGE_SIZE;
 
-/// Longest wait of one call, whatever the caller asks for: keeps sums of times inside of what a
-/// clock can show.
+/// The longest wait of one call, even if the caller requests more. It keeps sums of times within
+/// the range of a clock.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The mapped ring.
@@ -64,8 +64,8 @@ impl Memory for Mapping {
     fn record<T>(&self, offset: usize, length: usize, look: impl FnOnce(&[u8]) -> T) -> T {
         debug_assert!(offset + length <= 2 * self.ring_bytes);
         // SAFETY: `record::step` keeps offset + length inside of the twice mapped ring. The record
-        // is not BUSY, so the kernel has finished writing it, and writes there again only after the
-        // consumer's counter has passed it, which happens when the slice is gone.
+        // is not BUSY, so the kernel has finished writing it. The kernel writes there again only
+        // after the consumer's counter has passed it, when the slice does not exist any more.
         let bytes =
             unsafe { std::slice::from_raw_parts(self.producer.start().add(COUNTER_BYTES + offset).as_ptr(), length) };
         look(bytes)
@@ -102,17 +102,17 @@ impl Positions for Mapping {
     }
 }
 
-/// The reading end of a BPF ring buffer. There must be one only per map.
+/// The reading end of a BPF ring buffer. There must be only one per map.
 pub(crate) struct Ring {
     map: OwnedFd,
     mapping: Arc<Mapping>,
-    /// Our own copy: the one in the mapping is written by us and never trusted.
+    /// A private copy: the counter in the mapping is written by this reader, and never trusted.
     consumer: u64,
 }
 
 impl Ring {
-    /// Maps the ring of `ring_bytes` (a power of two of whole pages, as the map was created with),
-    /// and the map that holds `tap_shared`.
+    /// Maps the ring of `ring_bytes` (a power of two of whole pages, with which the map was
+    /// created), and the map that holds `tap_shared`.
     pub(crate) fn new(map: OwnedFd, ring_bytes: usize, shared: BorrowedFd<'_>) -> io::Result<Ring> {
         debug_assert!(ring_bytes.is_power_of_two() && ring_bytes >= page::PAGE_SIZE);
         let consumer = Mapped::new(map.as_fd(), ProtFlags::READ | ProtFlags::WRITE, 0, COUNTER_BYTES)?;
@@ -123,16 +123,16 @@ impl Ring {
         Ok(Ring { map, mapping, consumer: position })
     }
 
-    /// The counters, for any thread.
+    /// Returns the counters, for any thread.
     pub(crate) fn positions(&self) -> Arc<dyn Positions> {
         Arc::clone(&self.mapping) as Arc<dyn Positions>
     }
 
-    /// Hands the records that are there to `take`, with their positions, oldest first; waits at
-    /// most `timeout` for the first. Returns how many.
+    /// Passes the available records to `take`, with their positions, oldest first; waits for the
+    /// first one for at most `timeout`. Returns their number.
     ///
-    /// A record that `take` refuses, or whose numbers make no sense, ends the stream: the same
-    /// error comes back on every further call, and the ring fills up.
+    /// A record that `take` refuses, or whose numbers are invalid, ends the stream: every further
+    /// call returns the same error, and the ring fills up.
     pub(crate) fn drain(
         &mut self,
         timeout: Duration,
@@ -149,11 +149,11 @@ impl Ring {
         }
     }
 
-    /// Waits until the ring holds something. Nothing is slept over: first the flag is set, with a
-    /// full barrier, and then poll(2), when it has queued us, looks at the counters. The look sees
-    /// a record that was reserved before it; a producer that reserves one later sees the flag and
-    /// wakes us. On a record that is still busy it returns at once: that lasts as long as one
-    /// page's copy.
+    /// Waits until the ring has a record. No record is missed: the reader first sets the flag, with
+    /// a full barrier. Then poll(2), which has put the reader into its queue, reads the counters.
+    /// It sees any record that was reserved before; a producer that reserves one later sees the
+    /// flag and wakes the reader. If the record is still busy, poll(2) returns at once. That lasts
+    /// as long as one page's copy.
     fn wait(&self, timeout: Duration) -> io::Result<()> {
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
         let sleeps = self.mapping.sleeps.flag();

@@ -1,8 +1,8 @@
 //! Watches the page cache of existing file systems, without a mount and without copying any page:
-//! what comes, what is evicted, what is read.
+//! which pages are added, evicted and read.
 //!
-//! Promises: nothing is left behind, as the programs go with [`Watch`]; who takes records too
-//! slowly loses them, counted, and holds nobody up.
+//! Promises: nothing is left behind, because the programs end with [`Watch`]. If records are not
+//! taken in time, they are lost and counted, and block no program.
 
 use crate::intf::{self, ONLY_KEY, WatchTotals};
 use crate::load::{self, LoadError};
@@ -15,45 +15,46 @@ use zerocopy::IntoBytes;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/watch.bpf.o"));
 
-/// Of the records: some 170,000, which is what half a second brings at the worst.
+/// The size of the ring in bytes: some 170,000 records, which is the most that half a second
+/// brings.
 const RING_BYTES: usize = 8 << 20;
 
-/// What happened to pages.
+/// The events of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeenKind {
-    /// They were added to the page cache, to be read or to be written. Told of all pages.
+    /// The pages were added to the page cache, to be read or to be written. Reported for all pages.
     Added,
-    /// Reclaim took them. Told at least of those that are sampled.
+    /// Reclaim evicted them. Reported at least for those that are sampled.
     Evicted,
-    /// They left otherwise: truncated, or dropped by somebody. Told at least of those that are
-    /// sampled.
+    /// They left the cache in another way: truncated, or dropped on request. Reported at least for
+    /// those that are sampled.
     Invalidated,
-    /// A program reads one. Told of those that are sampled.
+    /// A program reads one. Reported for those that are sampled.
     Read,
-    /// What was added just before by the same task was added to be written.
+    /// The pages that the same task added just before were added to be written.
     Written,
-    /// What was added just before by the same task could be read after so long.
+    /// The page that the same task added just before was readable after this time.
     Waited(Duration),
-    /// They were mapped as they were cached, around one that a program touched.
+    /// Cached pages were mapped around one that a program touched.
     Mapped,
 }
 
 /// A record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// What happened.
+    /// The event.
     pub kind: SeenKind,
-    /// The file system, as the kernel numbers it ([`Watch::device`]).
+    /// The file system's device number in the kernel's form ([`Watch::device`]).
     pub device: u32,
     /// `i_ino` of the inode.
     pub inode: u64,
-    /// Index of the first page in the file.
+    /// The index of the first page in the file.
     pub index: u64,
-    /// How many.
+    /// The number of pages.
     pub pages: u32,
 }
 
-/// What was counted.
+/// The counts of the watch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WatchCounters {
     /// Pages that programs read, sampled or not.
@@ -62,16 +63,16 @@ pub struct WatchCounters {
     pub ring_full: u64,
 }
 
-/// How reads of cached pages are seen.
+/// The way in which reads of cached pages are seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadsSource {
-    /// Where the page cache hands them out: the tracepoint `mm_filemap_get_pages`.
+    /// In the page cache: the tracepoint `mm_filemap_get_pages`.
     PageCache,
-    /// By the system calls read and pread64: others (readv, io_uring, sendfile) are not seen.
+    /// At the system calls read and pread64: others (readv, io_uring, sendfile) are not seen.
     SystemCalls,
 }
 
-/// The watch. It lasts until this is dropped.
+/// The watch. It ends when this is dropped.
 pub struct Watch {
     ring: Ring,
     counters: MapHandle,
@@ -81,20 +82,20 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// File systems at the most.
+    /// The maximum number of file systems.
     pub const DEVICES_MAX: usize = intf::WATCH_DEVICES;
 
-    /// The kernel's number of a device that `stat` shows as `st_dev`.
+    /// Returns the kernel's number of a device that `stat` returns as `st_dev`.
     pub fn device(st_dev: u64) -> u32 {
         intf::kernel_device(st_dev)
     }
 
-    /// Watches the file systems of these devices (`st_dev`); of more than [`Watch::DEVICES_MAX`],
-    /// the first. Without `source`, by the best that this kernel has. Needs the rights of
-    /// [`crate::BpfTap::load`].
+    /// Watches the file systems of these devices (`st_dev`); if there are more than
+    /// [`Watch::DEVICES_MAX`], only the first ones. Without `source`, uses the best that this
+    /// kernel has. Needs the rights of [`crate::BpfTap::load`].
     ///
     /// # Errors
-    /// When the programs cannot be loaded or attached.
+    /// If the programs cannot be loaded or attached.
     pub fn load(devices: &[u64], source: Option<ReadsSource>) -> Result<Watch, LoadError> {
         let mut kernel_devices = [0; Watch::DEVICES_MAX];
         for (place, device) in kernel_devices.iter_mut().zip(devices) {
@@ -117,7 +118,7 @@ impl Watch {
             .map_err(|source| LoadError::System { attempt: "mapping the watch's ring", source })?;
         let attach = |name| load::attach(&load::program(&object, name)?, "attaching the watch");
         let mut links = vec![attach("added")?, attach("deleted")?];
-        // These tell more, where the kernel has them.
+        // These report more, if the kernel has them.
         links.extend(["dirtied", "faulted", "mapped"].into_iter().filter_map(|name| attach(name).ok()));
         let by_page_cache = match source {
             Some(ReadsSource::SystemCalls) => None,
@@ -129,24 +130,25 @@ impl Watch {
         Ok(Watch { ring, counters, shared, source, _links: links })
     }
 
-    /// How reads are seen.
+    /// Returns the way in which reads are seen.
     pub fn source(&self) -> ReadsSource {
         self.source
     }
 
-    /// From now on only pages whose hash is below this are told of one by one.
+    /// From now on only pages whose hash is below this value are reported one by one.
     ///
     /// # Errors
-    /// When the map refuses, which it has no reason to.
+    /// If the map refuses the update, which is not expected.
     pub fn set_threshold(&self, threshold: u64) -> io::Result<()> {
         let updated = self.shared.update(&ONLY_KEY, intf::watch_shared(threshold).as_bytes(), MapFlags::ANY);
         updated.map_err(|error| io::Error::other(format!("{error:#}")))
     }
 
-    /// Hands out the records that are there, oldest first, each exactly once. Returns how many.
+    /// Passes the available records to `take`, oldest first, each exactly once. Returns their
+    /// number.
     ///
     /// # Errors
-    /// When the ring makes no sense.
+    /// If the ring's contents are invalid.
     pub fn take(&mut self, take: &mut dyn FnMut(Seen)) -> io::Result<usize> {
         self.ring.drain(Duration::ZERO, &mut |_, bytes| {
             take(intf::parse_seen(bytes).ok_or(io::ErrorKind::InvalidData)?);
@@ -154,10 +156,10 @@ impl Watch {
         })
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     pub fn counters(&self) -> WatchCounters {
         let mut sum = WatchTotals::default();
-        // As for the tap: a failure would leave a counter low.
+        // As in the tap: a failure would leave a counter too low.
         if let Ok(Some(cpus)) = self.counters.lookup_percpu(&ONLY_KEY, MapFlags::ANY) {
             for cpu in &cpus {
                 let _ = sum.add(cpu);

@@ -1,10 +1,10 @@
-//! The smallest borrower there can be, and a lender to try it on.
+//! A minimal borrower, and a lender for tests.
 #![allow(dead_code)] // each test program uses its part
 
 use lender::{Address, Capacity, Config, Handle, Limits, Security, Server, Status};
 use page::{FileKey, PAGE_SIZE, Page, PageId, Version};
 
-/// A checksum as a borrower would make it.
+/// Returns a checksum as a borrower computes it.
 pub fn checksum(id: page::PageId, version: page::Version, page: &page::Page) -> u64 {
     page::ChecksumKey::new([7; 32]).checksum(id, version, page)
 }
@@ -17,7 +17,7 @@ use wire::secure::{Channel, Handshake};
 use wire::{GetItem, Header, Hello, Kind, PutItem, Refused, Welcome, WireKey};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Longer than anything takes on the slowest machine.
+/// A time limit that is longer than any operation on the slowest machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection.
@@ -25,11 +25,11 @@ pub struct Client {
     pub stream: Stream,
     pub channel: Channel,
     request: u64,
-    /// What the lender said it lost.
+    /// The pages that the lender has reported as lost.
     pub lost: Vec<WireKey>,
 }
 
-/// What came instead of a Welcome.
+/// The reply instead of a Welcome.
 #[derive(Debug)]
 pub struct NotWelcome {
     pub code: u32,
@@ -44,7 +44,7 @@ pub fn key(index: u32, version: u64) -> WireKey {
     WireKey::new(PageId { file: FileKey(1), index }, Version(version))
 }
 
-/// The bytes that a key stands for: the whole page is of one mixture of index and version.
+/// Returns the page for a key: the whole page repeats one mixture of index and version.
 pub fn page_of(key: &WireKey) -> Page {
     let word = (u64::from(key.index.get()) << 32 | key.version.get()).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut page = [0; PAGE_SIZE];
@@ -63,7 +63,7 @@ impl Client {
         self.greet_with(hello, 0)
     }
 
-    /// With the version that is to be put next.
+    /// Sends a Hello with the version that will be put next.
     pub fn greet_with(&mut self, hello: Hello, next_version: u64) -> Result<Welcome, NotWelcome> {
         let (request, body) = hello.frame(next_version, self.channel.is_sealed());
         self.send_as(request, Kind::Hello, 0, 0, &body).unwrap();
@@ -78,7 +78,7 @@ impl Client {
         }
     }
 
-    /// Proves to have the key.
+    /// Proves possession of the key.
     pub fn shake_hands(&mut self, key: &PoolKey) -> Result<(), NotWelcome> {
         let (handshake, first) = Handshake::begin(key).unwrap();
         self.request = u64::from(wire::PROTOCOL) - 1;
@@ -120,7 +120,7 @@ impl Client {
         (&self.stream).write_all(&self.frame(&header, body))
     }
 
-    /// A frame as it goes out.
+    /// Returns a frame as it is sent.
     pub fn frame(&self, header: &Header, body: &[u8]) -> Vec<u8> {
         let (items, pages) = body.split_at(header.items_bytes());
         let mut frame = Vec::new();
@@ -145,7 +145,7 @@ impl Client {
         Ok((header, body))
     }
 
-    /// The next frame that is no notice; notices are kept.
+    /// Returns the next frame that is not a notice; stores notices.
     pub fn answer(&mut self, request: u64) -> (Kind, Vec<u8>) {
         loop {
             let (header, body) = self.receive().unwrap();
@@ -172,7 +172,7 @@ impl Client {
         body.iter().map(|status| *status == 1).collect()
     }
 
-    /// Puts the pages that the keys stand for; how many were stored.
+    /// Puts the pages for these keys; returns the number of stored pages.
     pub fn put(&mut self, keys: &[WireKey]) -> usize {
         let mut stored = 0;
         for keys in keys.chunks(wire::ITEMS_MAX) {
@@ -182,7 +182,7 @@ impl Client {
         stored
     }
 
-    /// Statuses; whatever comes is checked to be what the key stands for.
+    /// Gets the pages, checks their bytes, and returns their statuses.
     pub fn get(&mut self, keys: &[WireKey], flags: u8) -> Vec<u8> {
         let mut statuses = Vec::new();
         for keys in keys.chunks(wire::ITEMS_MAX) {
@@ -224,7 +224,7 @@ impl Client {
         assert!(self.is_closed());
     }
 
-    /// Whether the lender has closed it.
+    /// Returns whether the lender has closed the connection.
     pub fn is_closed(&mut self) -> bool {
         loop {
             match (&self.stream).read(&mut [0; 65536]) {
@@ -238,7 +238,7 @@ impl Client {
     }
 }
 
-/// A lender in this process, stopped with the value.
+/// A lender in this process, which ends when dropped.
 pub struct Lender {
     pub address: Address,
     pub handle: Handle,
@@ -274,7 +274,7 @@ impl Lender {
         Lender::start(config("127.0.0.1:0", capacity_pages))
     }
 
-    /// Waits until the status is as it should be.
+    /// Waits until the status meets the condition.
     pub fn wait_for(&self, what: &str, mut condition: impl FnMut(&Status) -> bool) -> Status {
         let begun = Instant::now();
         loop {

@@ -1,7 +1,7 @@
 /*
- * Two small instruments with which the tap finds out, at its start, where this kernel keeps its
- * memory map. Loaded for a moment only; what they find and how it is checked stands in
- * crates/tap/src/calibrate.rs.
+ * Two small programs with which the tap finds, at its start, the place of this kernel's memory map.
+ * They are loaded for a moment only. crates/tap/src/calibrate.rs describes their results, and how
+ * it checks them.
  */
 #include "folio.h"
 
@@ -21,7 +21,7 @@ struct {
 	__type(value, struct calibrate_peek);
 } peeked SEC(".maps");
 
-/* Notes the folio of each watched file's page as it leaves the cache. */
+/* Records the folio of each watched file's page when the page leaves the cache. */
 SEC("raw_tp/mm_filemap_delete_from_page_cache")
 int witness(u64 *arguments)
 {
@@ -44,7 +44,7 @@ int witness(u64 *arguments)
 	return 0;
 }
 
-/* Reads the page at the address given as its argument. Never attached: user space runs it by BPF_PROG_TEST_RUN. */
+/* Reads the page at the address in its argument. Never attached: user space runs it by BPF_PROG_TEST_RUN. */
 SEC("raw_tp")
 int peek(u64 *arguments)
 {
@@ -58,5 +58,5 @@ int peek(u64 *arguments)
 	return 0;
 }
 
-/* Reading kernel memory is open to programs under a GPL-compatible licence; this one is offered under both. */
+/* Only programs under a GPL-compatible licence may read kernel memory; this one is offered under both. */
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

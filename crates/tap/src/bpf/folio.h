@@ -1,15 +1,15 @@
 /*
- * The few kernel structures that the programs look at, by name only: CO-RE fills in the offsets of
- * the running kernel when the program is loaded, so that one object serves 6.1 to 6.18 and whatever
- * keeps these names. A kernel that lacks a name refuses the program at load; it never reads the
- * wrong field.
+ * The kernel structures that the programs read, by name only. CO-RE fills in the offsets of the
+ * running kernel when the program is loaded. So one object serves 6.1 to 6.18 and any kernel that
+ * keeps these names. A kernel that lacks a name refuses the program at load; the program never
+ * reads the wrong field.
  */
 #ifndef TAP_FOLIO_H
 #define TAP_FOLIO_H
 
 #include "intf.h"
 
-/* What bpf_helpers.h expects to be there; elsewhere it comes from a full dump of the kernel's types. */
+/* Types that bpf_helpers.h needs; other programs get them from a full dump of the kernel's types. */
 typedef u8 __u8;
 typedef unsigned short __u16;
 typedef u32 __u32;
@@ -77,7 +77,7 @@ struct address_space {
 	u32 wb_err;
 } KERNEL_TYPE;
 
-/* Only its size is of interest. */
+/* Only its size is used. */
 struct page {
 	unsigned long flags;
 } KERNEL_TYPE;
@@ -108,7 +108,7 @@ struct folio___order_field {
 	unsigned char _folio_order;
 } KERNEL_TYPE;
 
-/* Where memory has control groups: the one that the folio is charged to, with flags in the lowest bits. */
+/* If memory has control groups: the one that the folio is charged to, with flags in the lowest bits. */
 struct kernfs_node {
 	u64 id;
 } KERNEL_TYPE;
@@ -131,7 +131,7 @@ struct folio___memcg {
 
 #define MEMCG_FLAGS 7UL
 
-/* Only the names count: the bits move from one version and configuration to the next. */
+/* Only the names matter: the bits depend on the kernel's version and configuration. */
 enum pageflags {
 	PG_writeback = 1,
 	PG_uptodate,
@@ -156,7 +156,7 @@ static __always_inline u32 folio_order(const struct folio *folio, unsigned long 
 {
 	const struct folio___order_field *with_field = (const void *)folio;
 
-	/* The fields beyond the first struct page exist in a large folio only. */
+	/* Only a large folio has fields beyond the first struct page. */
 	if (!(flags & PAGE_FLAG(PG_head)))
 		return 0;
 	if (bpf_core_field_exists(with_field->_folio_order))
@@ -164,7 +164,7 @@ static __always_inline u32 folio_order(const struct folio *folio, unsigned long 
 	return BPF_CORE_READ(folio, _flags_1) & 0xff;
 }
 
-/* Lower half of the number of the control group's directory. 0: none, or the kernel has none. */
+/* Returns the lower half of the inode number of the control group's directory. 0: no group, or the kernel has none. */
 static __always_inline u32 folio_cgroup(const struct folio *folio)
 {
 	const struct folio___memcg *with_group = (const void *)folio;

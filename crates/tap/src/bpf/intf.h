@@ -1,8 +1,8 @@
 /*
  * The contract between the BPF programs and Rust: every layout and constant that both sides must
- * agree on, and nothing else. Rust's side is made from this file when the crate is built
- * (build.rs), and crates/tap/src/intf.rs names every field. No structure may have padding: that
- * fails to compile in Rust.
+ * agree on, and nothing else. The Rust definitions are generated from this file when the crate is
+ * built (build.rs), and crates/tap/src/intf.rs names every field. No structure may have padding:
+ * that fails to compile in Rust.
  *
  * All numbers are little-endian and naturally aligned, as both sides run on the same x86-64
  * machine.
@@ -16,13 +16,13 @@ typedef unsigned long long u64;
 
 #define TAP_PAGE_SIZE 4096
 
-/* The largest folio of a page cache on x86-64 is a PMD: order 9. A larger one would be news; it is counted, not read. */
+/* The largest folio of a page cache on x86-64 is a PMD: order 9. A larger one is not expected; it is counted, not read. */
 #define TAP_FOLIO_PAGES_MAX 512
 
-/* One page that reclaim evicted; alone a record of the ring, where its bytes are omitted. */
+/* One page that reclaim evicted. It is a record of the ring by itself if the page's bytes are omitted. */
 struct tap_head {
 	u32 generation; /* i_generation of the page's inode */
-	u32 cgroup;     /* lower half of the number of the control group that it was charged to; 0: unknown, or not asked for */
+	u32 cgroup;     /* lower half of the number of the control group that it was charged to; 0: unknown, or not requested */
 	u64 inode;      /* i_ino of the page's inode */
 	u64 index;      /* the page's index in the file */
 };
@@ -34,10 +34,11 @@ struct tap_event {
 };
 
 /*
- * Pages whose bytes the consumer does not want: a table that has a fingerprint of each in the one
- * place where that can stand, unless another page has taken it. 0: none. A line, as one of the
- * processor's cache, is for neighbours in a file: (generation << 32 | index) / 16, multiplied, has
- * its number in the highest bits, and in the lower half their fingerprint, which is made odd.
+ * Pages whose bytes the consumer does not need. The table has one place for each page, which holds
+ * the page's fingerprint unless another page has taken the place. 0: none. A line, of the size of a
+ * cache line, is for neighbours in a file. (generation << 32 | index) / 16 is multiplied: the
+ * highest bits are the number of the line, and the lower half, made odd, is the fingerprint of its
+ * pages.
  */
 #define OMITTED_LINE_PAGES 16
 #define OMITTED_MULTIPLIER 0x9e3779b97f4a7c15ULL
@@ -45,7 +46,7 @@ struct omitted_line {
 	u32 fingerprints[OMITTED_LINE_PAGES];
 };
 
-/* One record of the other ring: pages that were added to the page cache, one behind the other. */
+/* One record of the other ring: consecutive pages that were added to the page cache. */
 struct tap_added {
 	u32 generation;
 	u32 pages;
@@ -53,18 +54,18 @@ struct tap_added {
 	u64 index; /* of the first */
 };
 
-/* What the tap is told before it is loaded (.rodata). */
+/* The tap's configuration, set before it is loaded (.rodata). */
 struct tap_config {
 	u64 vmemmap_base; /* address of the struct page of pfn 0 */
 	u64 linear_base;  /* address of the byte at physical address 0 */
 	u32 device;       /* s_dev of the file system that is tapped: major << 20 | minor */
-	u32 tells_cgroup; /* 0: the control groups of pages are not asked for */
+	u32 tells_cgroup; /* 0: the control groups of pages are not needed */
 	u64 omitted_shift; /* 64 less the bits of a line's number in the table of omitted pages */
 };
 
 /*
- * Shared while the tap runs (.bss, mapped by the consumer). The consumer writes 1 before it goes to
- * sleep. The program that puts the next page into the ring takes the 1 away and wakes it.
+ * Shared while the tap runs (.bss, mapped by the consumer). The consumer writes 1 before it sleeps.
+ * The program that puts the next page into the ring resets it to 0 and wakes the consumer.
  */
 struct tap_shared {
 	u32 consumer_sleeps;
@@ -83,7 +84,7 @@ struct tap_counters {
 /* File systems that are watched at once. */
 #define WATCH_DEVICES 8
 
-/* What watches is told before it is loaded (.rodata). */
+/* The watch's configuration, set before it is loaded (.rodata). */
 struct watch_config {
 	u32 devices[WATCH_DEVICES]; /* s_dev of each; unused ones 0 */
 };
@@ -92,17 +93,17 @@ struct watch_config {
 struct watch_shared {
 	u32 unused;
 	u32 reserved;
-	u64 threshold; /* pages whose hash is below it are told of one by one; 1 << 32: all */
+	u64 threshold; /* pages whose hash is below it are reported one by one; 1 << 32: all */
 };
 
 enum watch_kind {
-	WATCH_ADDED = 1,   /* pages were added to the page cache; told of all, sampled or not */
-	WATCH_EVICTED,     /* reclaim took pages */
-	WATCH_INVALIDATED, /* pages left otherwise */
+	WATCH_ADDED = 1,   /* pages were added to the page cache; reported for all, sampled or not */
+	WATCH_EVICTED,     /* reclaim evicted pages */
+	WATCH_INVALIDATED, /* pages left in another way */
 	WATCH_READ,	   /* a program reads a sampled page */
-	WATCH_WRITTEN,     /* what was added last by this task was added to be written */
-	WATCH_WAITED,      /* what was added last by this task was there after so many nanoseconds */
-	WATCH_MAPPED,      /* pages were mapped as they were cached, around one that a program touched */
+	WATCH_WRITTEN,     /* the pages that this task added last were added to be written */
+	WATCH_WAITED,      /* the page that this task added last was readable after this time in nanoseconds */
+	WATCH_MAPPED,      /* cached pages were mapped around one that a program touched */
 };
 
 /* One record of the watch's ring. */
@@ -125,14 +126,14 @@ struct watch_counters {
 /* Files of one page each, all on one file system, that the calibration uses. */
 #define CALIBRATE_FILES 4
 
-/* Which they are (.rodata). */
+/* The calibration's configuration (.rodata). */
 struct calibrate_config {
 	u64 inodes[CALIBRATE_FILES]; /* i_ino */
 	u32 device;                  /* s_dev */
 	u32 reserved;                /* 0 */
 };
 
-/* How the page of the file with the same position in `inodes` looked as it left the cache; before that, all zero. */
+/* The state of the page of the file at the same position in `inodes` when it left the cache; before that, all zero. */
 struct calibrate_sighting {
 	u64 folio;             /* address of its struct folio */
 	u64 struct_page_bytes; /* sizeof(struct page) */
@@ -140,8 +141,8 @@ struct calibrate_sighting {
 
 /* The answer of one run of `peek`. */
 struct calibrate_peek {
-	u64 task;   /* address of the running task's task_struct: some place in the linear map */
-	u64 failed; /* 0: `page` holds the bytes that stand at the address asked for */
+	u64 task;   /* address of the running task's task_struct: an address in the linear map */
+	u64 failed; /* 0: `page` holds the bytes at the requested address */
 	u8 page[TAP_PAGE_SIZE];
 };
 

@@ -1,18 +1,18 @@
 /*
- * The eviction tap: copies each clean page of one file system into a ring at the moment reclaim
- * takes it, or, where the consumer does not want its bytes, says only that it was taken.
+ * The eviction tap. It copies each clean page of one file system into a ring at the moment reclaim
+ * evicts it. If the consumer does not need the bytes, it only reports the eviction.
  *
  * It runs in the tracepoint mm_filemap_delete_from_page_cache, under the lock of the file's page
  * tree and with interrupts off, for every page that leaves any page cache of the machine. So it
- * looks at the file system first, allocates nothing, waits for nothing, and when the ring is full
- * it counts and goes on: a page lost here is only a miss later.
+ * checks the file system first, allocates nothing, and waits for nothing. If the ring is full, it
+ * only counts: a page lost here is only a miss later.
  *
- * Which departures are evictions: reclaim (and everything else that may drop only what is clean and
- * unused, such as POSIX_FADV_DONTNEED) has frozen the folio's reference count at 0 when it comes
- * here. Truncation and invalidation hold references. That one test is the whole distinction.
+ * Evictions are distinguished by one test. Reclaim (and everything else that may drop only clean
+ * and unused pages, such as POSIX_FADV_DONTNEED) has frozen the folio's reference count at 0 at
+ * this point. Truncation and invalidation hold references.
  *
- * Why reading the bytes is safe: at a count of 0 nobody else can get hold of the folio, no mapping
- * of it is left, and its memory is given back only after the tracepoint.
+ * Reading the bytes is safe: at a count of 0 no other user can get the folio, no mapping of it is
+ * left, and its memory is freed only after the tracepoint.
  */
 #include "folio.h"
 
@@ -24,7 +24,7 @@ struct {
 	__uint(max_entries, 4096); /* replaced before the load */
 } ring SEC(".maps");
 
-/* Of pages that are added, where somebody wants to know. */
+/* The ring of pages that are added, if these reports are wanted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096); /* replaced before the load */
@@ -60,7 +60,7 @@ struct walk {
 	u32 cgroup;
 };
 
-/* Memory that the hardware has given up on must not be touched. The flag exists in kernels that are built to handle that. */
+/* Returns whether the hardware has reported the memory as broken: it must not be touched. Only some kernels have the flag. */
 static __always_inline int is_poisoned(const struct walk *walk, u64 nth)
 {
 	const struct folio *page = (const void *)(walk->folio + nth * bpf_core_type_size(struct page));
@@ -69,11 +69,13 @@ static __always_inline int is_poisoned(const struct walk *walk, u64 nth)
 }
 
 /*
- * How to submit. A wake-up is an interrupt to ourselves, which in a virtual machine costs more than
- * all the rest. The kernel's own rule is to wake whenever the consumer has caught up, which a busy
- * consumer has nearly always; so we wake only one that says it sleeps. The exchange is a full
- * barrier between the reservation of the record and the look at the flag, as the consumer has one
- * between its setting of the flag and its look at the ring: one of the two sees the other.
+ * Returns the flag with which to submit a record. A wake-up is an interrupt to the own processor,
+ * which in a virtual machine costs more than all the rest. The kernel's own rule is to wake
+ * whenever the consumer has caught up, which is nearly always so for a busy consumer. So the
+ * program wakes only a consumer that has set the flag that it sleeps. The exchange is a full
+ * barrier between the reservation of the record and the read of the flag. The consumer has one
+ * between its setting of the flag and its look at the ring. So at least one of the two sees the
+ * other.
  */
 static __always_inline u64 wakeup(void)
 {
@@ -81,8 +83,8 @@ static __always_inline u64 wakeup(void)
 }
 
 /*
- * Whether the consumer does not want the bytes of this page. That is said for one eviction: if it
- * was wrong, or is no longer right, the next one is captured.
+ * Returns whether the consumer does not need the bytes of this page. The hint applies to one
+ * eviction: if it was wrong, or is no longer right, the next eviction is captured.
  */
 static __always_inline int is_omitted(u32 generation, u64 index)
 {
@@ -160,7 +162,7 @@ int tap(u64 *arguments)
 
 	if (BPF_CORE_READ(inode, i_sb, s_dev) != config.device)
 		return 0;
-	/* Directories and symbolic links have pages too; they are nobody's data. */
+	/* Directories and symbolic links have pages too, which are not lent. */
 	if ((BPF_CORE_READ(inode, i_mode) & MODE_TYPE) != MODE_REGULAR)
 		return 0;
 	mine = bpf_map_lookup_elem(&counters, &zero);
@@ -180,9 +182,8 @@ int tap(u64 *arguments)
 		return 0;
 	}
 	/*
-	 * A page whose writeback failed is clean and up to date, with bytes that are not on the file
-	 * system below. Which page that is the kernel does not remember, only that it happened in this
-	 * file.
+	 * A page whose writeback failed is clean and up to date, but its bytes are not in the backing
+	 * file. The kernel does not store which page that is, only that it happened in this file.
 	 */
 	if (BPF_CORE_READ(mapping, wb_err) != 0) {
 		mine->unreadable += pages;
@@ -207,8 +208,8 @@ int tap(u64 *arguments)
 }
 
 /*
- * Pages that are added to the page cache, before they are read. Attached only where somebody wants
- * to know; and who misses one because the ring is full loses nothing.
+ * Reports pages that are added to the page cache, before they are read. Attached only if these
+ * reports are wanted. Reports that are lost because the ring is full do no harm.
  */
 SEC("raw_tp/mm_filemap_add_to_page_cache")
 int added(u64 *arguments)
@@ -232,5 +233,5 @@ int added(u64 *arguments)
 	return 0;
 }
 
-/* Reading kernel memory is open to programs under a GPL-compatible licence; this one is offered under both. */
+/* Only programs under a GPL-compatible licence may read kernel memory; this one is offered under both. */
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

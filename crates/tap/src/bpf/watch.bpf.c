@@ -1,15 +1,15 @@
 /*
- * Watches the page cache of file systems, without taking part: which pages come, which are evicted,
- * and which of them programs read. For `pumapool advise`, for a minute; nothing is copied but
- * names.
+ * Watches the page cache of file systems, without changing anything: which pages are added, which
+ * are evicted, and which of them programs read. For `pumapool advise`, for a minute. It copies
+ * names only, no page contents.
  *
- * It runs for every page that comes, goes or is read, so it looks at the file system first. Reads
- * are the most by far: of them only sampled pages are told of one by one (by the hash of their
- * name, as in the crate mrc), the others counted.
+ * It runs for every page that is added, evicted or read, so it checks the file system first. Reads
+ * are by far the most frequent. Only sampled pages are reported one by one (by the hash of their
+ * name, as in the crate mrc); the others are counted.
  *
- * Reads that hit are seen where the kernel has the tracepoint mm_filemap_get_pages; on kernels
- * without it, by the system calls read and pread64. Of pages that are mapped into programs only the
- * first touch is seen, by the tracepoints of faults.
+ * Reads that hit are seen if the kernel has the tracepoint mm_filemap_get_pages; on kernels without
+ * it, by the system calls read and pread64. For pages that are mapped into programs only the first
+ * touch is seen, by the tracepoints of faults.
  */
 #include "folio.h"
 
@@ -28,23 +28,23 @@ struct {
 	__type(value, struct watch_counters);
 } counters SEC(".maps");
 
-/* What a task is at. */
+/* The state of a task. */
 struct reader {
 	/* The first page that it had added since it last read any; 0: none. */
 	u64 added_mapping;
 	u64 added_index;
 	u64 added_ns;
-	/* The pages that it had added last, one behind the other; 0: none that may yet be written. */
+	/* The consecutive pages that it had added last; 0: none that may still be written. */
 	u64 run_mapping;
 	u64 run_first;
 	u64 run_end;
-	/* The last call's part that it read. */
+	/* The range of the last call. */
 	u64 mapping;
 	u64 first;
 	u64 last;
 };
 
-/* Tasks beyond are forgotten, those that were not seen for longest first. */
+/* Of more tasks, the least recently seen are forgotten. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -56,7 +56,7 @@ struct {
 #define MODE_REGULAR 0100000
 #define O_DIRECT 040000
 
-/* Pages of one read that are looked at: 32 MiB. */
+/* The maximum number of pages of one read that are reported: 32 MiB. */
 #define READ_PAGES_MAX 8192
 /* System calls, on x86-64. */
 #define CALL_READ 0
@@ -75,7 +75,7 @@ static __always_inline u64 mix(u64 x)
 	return x ^ (x >> 31);
 }
 
-/* Names the file, for the hash. */
+/* Returns the file's part of the hash. */
 static __always_inline u64 file_hash(u32 device, u64 inode)
 {
 	return mix(mix(device) ^ inode);
@@ -86,7 +86,7 @@ static __always_inline int is_sampled(u64 file_hash, u64 index)
 	return mix(file_hash ^ index) >> 32 < shared.threshold;
 }
 
-/* The device, if the inode is a regular file's on one that is watched; else 0. */
+/* Returns the device if the inode is a regular file on a watched device; else 0. */
 static __always_inline u32 watched(struct inode *inode)
 {
 	u32 device = BPF_CORE_READ(inode, i_sb, s_dev);
@@ -190,13 +190,13 @@ int deleted(u64 *arguments)
 	index = BPF_CORE_READ(folio, index);
 	pages = folio_pages(folio);
 	kind = BPF_CORE_READ(folio, _refcount.counter) ? WATCH_INVALIDATED : WATCH_EVICTED;
-	/* Large ones are few: their pages are sorted out by who takes the record. */
+	/* Large folios are few: the consumer of the record selects their sampled pages. */
 	if (pages > 1 || is_sampled(file_hash(device, number), index))
 		tell(kind, device, number, index, pages, 0);
 	return 0;
 }
 
-/* What was added last, and not to be read, is about to be overwritten: it was not missed. */
+/* Pages that were added last, and not to be read, are about to be overwritten: they are no misses. */
 SEC("raw_tp/writeback_dirty_folio")
 int dirtied(u64 *arguments)
 {
@@ -256,8 +256,8 @@ static __always_inline void read_pages(struct inode *inode, u32 device, u64 firs
 }
 
 /*
- * Pages are there to be copied to a program. Of a large read this comes several times, each time
- * with what is left of it, of which the first has told all.
+ * Pages are about to be copied to a program. A large read causes several calls, each with the rest
+ * of the range. The first call has reported the whole range.
  */
 SEC("raw_tp/mm_filemap_get_pages")
 int got(u64 *arguments)
@@ -286,7 +286,7 @@ int got(u64 *arguments)
 	task->mapping = (u64)mapping;
 	task->first = first;
 	task->last = last;
-	/* What is asked for may reach beyond the end, where nothing is read. */
+	/* The requested range may extend beyond the end, where nothing is read. */
 	if (size && last > (size - 1) >> PAGE_SHIFT)
 		last = (size - 1) >> PAGE_SHIFT;
 	if (!is_rest && size)
@@ -294,7 +294,7 @@ int got(u64 *arguments)
 	return 0;
 }
 
-/* For kernels that have no such tracepoint. Attached only there, as it runs for each system call of the machine. */
+/* For kernels without that tracepoint. Attached only there, because it runs for each system call of the machine. */
 SEC("raw_tp/sys_enter")
 int called(u64 *arguments)
 {
@@ -308,7 +308,7 @@ int called(u64 *arguments)
 	struct reader *writer;
 
 	if (call == CALL_WRITE || call == CALL_PWRITE64 || call == CALL_WRITEV || call == CALL_PWRITEV) {
-		/* What was added until now was added to be read. */
+		/* The pages that were added until now were added to be read. */
 		writer = bpf_map_lookup_elem(&readers, &name);
 		if (writer)
 			writer->run_mapping = 0;
@@ -351,7 +351,7 @@ int faulted(u64 *arguments)
 	return 0;
 }
 
-/* The kernel maps cached pages around one that was touched. Which one it was, is not said. */
+/* The kernel maps cached pages around one that was touched. The tracepoint does not tell which one. */
 SEC("raw_tp/mm_filemap_map_pages")
 int mapped(u64 *arguments)
 {
@@ -363,5 +363,5 @@ int mapped(u64 *arguments)
 	return 0;
 }
 
-/* Reading kernel memory is open to programs under a GPL-compatible licence; this one is offered under both. */
+/* Only programs under a GPL-compatible licence may read kernel memory; this one is offered under both. */
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
