@@ -501,7 +501,7 @@ impl Borrower {
         static TOLD: Once = Once::new();
         if self.core.catalog.version() > VERSION_MAX {
             TOLD.call_once(|| {
-                tracing::error!("all versions of pages were used up: nothing is lent any more; unmount, and mount anew")
+                tracing::error!("all versions of pages were used up: no page is lent any more; unmount, then mount")
             });
         }
     }

@@ -196,7 +196,7 @@ impl World {
                 Step::Look => Event::Looked(self.stamp()),
                 Step::End => Event::End,
                 Step::Done(len) => break assert_eq!(len, PAGE_SIZE),
-                Step::Failed => unreachable!("the file below can be read"),
+                Step::Failed => unreachable!("the backing file can be read"),
             };
         }
         let (read, latest) = (content(buf), self.below.lock().0[at]);
@@ -466,7 +466,7 @@ fn files_come_and_go() {
             }
         }));
         together(&world, threads);
-        assert!(world.core.catalog.file(world.file.key()).is_some(), "the file has a user left");
+        assert!(world.core.catalog.file(world.file.key()).is_some(), "the file still has a user");
     });
 }
 

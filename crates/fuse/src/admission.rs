@@ -327,7 +327,7 @@ mod tests {
         let admission = Admission::new(128);
         let at = |file_system| Who::new(Some(Class::Change), 7, file_system);
         assert_eq!([1, 2, 3].map(|at_one| taken(&admission, Class::Change, at(at_one))), [6, 3, 2]);
-        assert_eq!(taken(&admission, Class::Change, user(8)), 7, "of what nobody holds, half");
+        assert_eq!(taken(&admission, Class::Change, user(8)), 7, "half of the free tokens");
     }
 
     #[test]

@@ -191,10 +191,10 @@ mod tests {
             request.send(()).unwrap();
             is_held.recv_timeout(PERIOD).unwrap();
         }
-        assert_eq!(turns.demand(Duration::from_millis(5), false), Demand::Fewer(0), "no more can be had");
-        assert_eq!(turns.demand(PERIOD, true), Demand::More, "only one is left to read");
+        assert_eq!(turns.demand(Duration::from_millis(5), false), Demand::Fewer(0), "no more workers are possible");
+        assert_eq!(turns.demand(PERIOD, true), Demand::More, "only one worker is left to read");
         shared.start_worker();
-        assert_eq!(turns.demand(Duration::from_millis(5), true), Demand::Fewer(0), "one is idle, as it should be");
+        assert_eq!(turns.demand(Duration::from_millis(5), true), Demand::Fewer(0), "one idle worker always stays");
         (0..2).for_each(|_| word.send(()).unwrap());
         while turns.waiting.lock().workers.idle < 3 {
             thread::yield_now();
@@ -203,7 +203,7 @@ mod tests {
         turns.retire(2);
         assert_eq!([(); 2].map(|()| has_ended.recv_timeout(PERIOD).unwrap()), [true; 2]);
         drop(request);
-        assert_eq!([(); 2].map(|()| has_ended.recv_timeout(PERIOD).unwrap()), [false; 2], "these serve to the end");
+        assert_eq!([(); 2].map(|()| has_ended.recv_timeout(PERIOD).unwrap()), [false; 2], "these serve until the end");
         turns.close();
         assert_eq!(turns.demand(PERIOD, true), Demand::Closed);
     }

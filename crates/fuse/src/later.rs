@@ -203,10 +203,10 @@ mod tests {
         assert!(later.pause(Duration::ZERO).is_none());
         std::thread::scope(|scope| {
             let next = scope.spawn(|| later.next().is_none());
-            assert!(later.reserve(user(9)), "whoever puts a request off does not wait");
+            assert!(later.reserve(user(9)), "a worker that puts a request off does not wait");
             later.close();
             drop(pause);
-            assert!(next.join().unwrap(), "what is left is a successor's");
+            assert!(next.join().unwrap(), "the remaining requests are for a successor");
         });
     }
 }

@@ -133,7 +133,7 @@ impl Session {
                 return Err(io::Error::new(
                     io::ErrorKind::Unsupported,
                     format!(
-                        "the kernel speaks FUSE {}.{}, {}.{} is needed: use Linux 6.1 or newer",
+                        "the kernel has FUSE {}.{}, {}.{} is needed: use Linux 6.1 or newer",
                         args.major,
                         args.minor,
                         abi::MAJOR,
@@ -567,7 +567,7 @@ mod tests {
         fn read<'a>(&self, _: Request<'static>, reply: Reply<'a>, more: &mut More<'a>, _: &mut [u8]) {
             let mut replies = vec![reply];
             replies.extend(std::iter::from_fn(|| more.next_read()).map(|(_, reply)| reply));
-            assert!(more.next_read().is_none(), "what was kept is not lost");
+            assert!(more.next_read().is_none(), "the request that was read ahead is not lost");
             let count = replies.len() as u8;
             replies.into_iter().for_each(|reply| reply.data(&[count]).unwrap());
         }

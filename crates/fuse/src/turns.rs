@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!            pass (about to wait), or leave
-//!   held ───────────────────────────────────▶ free ──▶ held by whoever comes first
+//!   held ───────────────────────────────────▶ free ──▶ held by the first to come
 //!    │ ▲  request, finished, request, ...
 //!    └─┘
 //!   held, one request for longer than a look of the watcher ──▶ held by the watcher
@@ -466,7 +466,7 @@ mod tests {
     fn who_waits_for_something_else_hears_of_requests() {
         let (turns, device, other) = (Arc::new(Turns::new()), device(), device());
         let wait = |limit_ms| wait_beside(other.as_fd(), Duration::from_millis(limit_ms));
-        assert!(!wait(60_000), "who has no turn does not wait");
+        assert!(!wait(60_000), "a worker without the turn does not wait");
         let mut place = Place::new(&turns, &device);
         place.wait();
         place.while_handling(|| {
@@ -477,13 +477,13 @@ mod tests {
             went_on();
             assert!(wait(60_000) && turns.is_gathering() && has_time());
             rustix::io::write(&other, &1u64.to_ne_bytes()).unwrap();
-            assert!(!wait(60_000), "what it waits for comes first");
+            assert!(!wait(60_000), "the other descriptor comes first");
             assert!(turns.is_gathering() && turns.word.load(Ordering::SeqCst) & HANDLING != 0);
         });
         assert!(!turns.is_gathering() && place.turn.is_some());
         place.while_handling(|| {
             assert!(!has_time(), "a request waits, and this one takes none");
-            went_on(); // Nobody's turn: nothing happens.
+            went_on(); // No worker has the turn: nothing happens.
             assert!(!wait(60_000) && !turns.is_gathering());
         });
     }
@@ -504,6 +504,6 @@ mod tests {
         place.wait();
         assert!(place.turn.is_some());
         drop(place);
-        about_to_wait(); // Nobody's turn: nothing happens.
+        about_to_wait(); // No worker has the turn: nothing happens.
     }
 }

@@ -156,7 +156,7 @@ fn kept_sessions_make_room_for_new_ones() {
     assert!(!resumed);
     let status = lender.wait_for("the oldest one's page is freed", |status| status.stored_pages == 63);
     assert_eq!((status.kept_sessions, status.borrowers), (63, 1));
-    assert!(!main(&lender, 1).1, "the oldest one made room");
+    assert!(!main(&lender, 1).1, "the oldest session was freed");
     assert!(main(&lender, 64).1);
 }
 

@@ -111,8 +111,8 @@ fn who_waits_for_its_turn_holds_up_nobody() {
         }
         greedy.iter_mut().for_each(|client| drop(client.answer(1)));
         puts_done += (greedy.len() * keys.len()) as u64;
-        // They were answered at once, and now they wait. Their next message is handled only after
-        // that.
+        // The clients were answered at once, and now they wait. Their next message is handled only
+        // after that.
         for client in &greedy {
             (&client.stream).write_all(&put_frame(&keys[..1], 2)).unwrap();
         }
@@ -125,7 +125,7 @@ fn who_waits_for_its_turn_holds_up_nobody() {
             break;
         }
         // On a machine on which the pings take as long as that wait.
-        assert!(begun.elapsed() < PATIENCE, "the others are served only when nobody waits");
+        assert!(begun.elapsed() < PATIENCE, "the others are served only when no connection waits");
     }
     assert!(lender.handle.status().paced_ms > 0);
 }

@@ -114,7 +114,7 @@ impl Part {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "ended before it said {word:?}");
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "ended before it printed {word:?}");
             // The test harness writes its output in front of the first line.
             if let Some((_, rest)) = line.split_once(word) {
                 return rest.trim().to_owned();
@@ -272,7 +272,7 @@ fn squeeze_lender(test: &str, reserve_bytes: u64) -> Option<[u64; 2]> {
     let statuses = get.get(&present, 0);
     let told = present.iter().zip(&statuses).filter(|(key, status)| **status == 0 && lost.contains(*key)).count();
     let gone = statuses.iter().filter(|status| **status == 0).count();
-    println!("{hits} pages left and right, {gone} gone, {told} of them told");
+    println!("{hits} pages left and correct, {gone} gone, {told} of them reported");
     assert!(gone > 5_000 && told > 0);
     // Pages that were reported as lost are lost.
     let wrong = present.iter().zip(&statuses).filter(|(key, status)| **status == 1 && lost.contains(*key)).count();

@@ -288,6 +288,6 @@ mod tests {
         refuse(&|seen| seen[3].struct_page_bytes = u64::MAX);
         refuse(&|seen| seen.truncate(3));
         refuse(&|seen| seen.clear());
-        assert!(vmemmap_base(&good[..1], &frames[..1]).is_err(), "one page proves nothing");
+        assert!(vmemmap_base(&good[..1], &frames[..1]).is_err(), "one page is no proof");
     }
 }

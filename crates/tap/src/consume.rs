@@ -212,7 +212,7 @@ mod tests {
             let (mut consumer, mut seen) = (0, Vec::new());
             while consumer < RECORDS * RECORD_BYTES {
                 let taken = consume(&*ring, &mut consumer, &mut |position, bytes| {
-                    assert_eq!(bytes, [(position / RECORD_BYTES) as u8 + 1; 8], "not what was written");
+                    assert_eq!(bytes, [(position / RECORD_BYTES) as u8 + 1; 8], "other bytes than written");
                     seen.push(position);
                     Ok(())
                 });
@@ -238,7 +238,7 @@ mod tests {
             let asker = thread::spawn(move || {
                 let consumed = consumed(&*asked);
                 assert!(known.load(Ordering::Relaxed) * RECORD_BYTES >= consumed, "counted before it was dealt with");
-                assert!(produced(&*asked) >= consumed, "more read than written");
+                assert!(produced(&*asked) >= consumed, "the consumer is ahead of the producer");
             });
             let mut consumer = 0;
             for _ in 0..2 {

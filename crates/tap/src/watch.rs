@@ -24,12 +24,12 @@ const RING_BYTES: usize = 8 << 20;
 pub enum SeenKind {
     /// The pages were added to the page cache, to be read or to be written. Reported for all pages.
     Added,
-    /// Reclaim evicted them. Reported at least for those that are sampled.
+    /// Reclaim evicted the pages. Reported at least for those that are sampled.
     Evicted,
-    /// They left the cache in another way: truncated, or dropped on request. Reported at least for
-    /// those that are sampled.
+    /// The pages left the cache in another way: truncated, or dropped on request. Reported at least
+    /// for those that are sampled.
     Invalidated,
-    /// A program reads one. Reported for those that are sampled.
+    /// A program reads a page. Reported for those that are sampled.
     Read,
     /// The pages that the same task added just before were added to be written.
     Written,
@@ -118,7 +118,7 @@ impl Watch {
             .map_err(|source| LoadError::System { attempt: "mapping the watch's ring", source })?;
         let attach = |name| load::attach(&load::program(&object, name)?, "attaching the watch");
         let mut links = vec![attach("added")?, attach("deleted")?];
-        // These report more, if the kernel has them.
+        // These programs report more, if the kernel has their tracepoints.
         links.extend(["dirtied", "faulted", "mapped"].into_iter().filter_map(|name| attach(name).ok()));
         let by_page_cache = match source {
             Some(ReadsSource::SystemCalls) => None,

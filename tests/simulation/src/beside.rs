@@ -36,7 +36,7 @@ impl Machine {
             let value = context.number() * 4096;
             let left: Vec<u64> = (first..end).map(|unit| value + unit as u64).collect();
             if context.random.u32(0..1000) < context.weather.slow_writes {
-                context.note(|| format!("file {file} is being changed beside, units {first}..{end}"));
+                context.note(|| format!("file {file} is being changed externally, units {first}..{end}"));
                 self.files[file].is_written_below = true;
                 let slow = SlowWrite { next: first, left, before };
                 return self.start(context, file, Doing::WriteBelow(slow));
@@ -46,7 +46,8 @@ impl Machine {
             model.below.truncate(first);
         }
         changed(context, model, &before);
-        context.note(|| format!("file {file} changed beside, units {first}.., size {}", self.files[file].below.size));
+        context
+            .note(|| format!("file {file} changed externally, units {first}.., size {}", self.files[file].below.size));
     }
 
     /// Does one step of a slow external write. Returns true when it has ended.
@@ -80,7 +81,7 @@ impl Machine {
         model.is_written_below = false;
         changed(context, model, &slow.before);
         model.truth.end(task.id, context.now);
-        context.note(|| format!("file {} was changed beside, size {}", task.file, model.below.size));
+        context.note(|| format!("file {} was changed externally, size {}", task.file, model.below.size));
         true
     }
 

@@ -405,8 +405,8 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
     }
     linger_in_gap(file, change, context.now);
     let Some(inode) = &mut file.inode else { return Prepared::GivenUp };
-    // And the bytes that a mapping has left where the file reaches now, until the change's own
-    // drop.
+    // Also announce the bytes that a mapping has left where the file reaches now, until the
+    // change's own drop.
     let reaches = match change.kind {
         Kind::Truncate { size } => size,
         Kind::Direct { end, .. } => end,
@@ -627,9 +627,9 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
                 // Drops that were requested after its wait do not concern the change.
                 let lingers = overtaken && lingers && !change.has_waited;
                 let fresh = match change.kind {
-                    // It has put nothing into the kernel's page.
+                    // A failed change has put nothing into the kernel's page.
                     _ if change.went != Went::Well => false,
-                    // Nor does it show bytes behind the end that the kernel has.
+                    // A punched hole does not show bytes behind the end that the kernel has.
                     Kind::Punch { .. } => unit < kernel_size,
                     Kind::Write { first, end } | Kind::Direct { first, end, .. } => first <= unit && unit < end,
                     _ => true,

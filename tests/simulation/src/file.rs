@@ -203,7 +203,7 @@ pub struct FileModel {
     pub invalidation: Option<Invalidation>,
     /// A drop is in progress.
     pub invalidating: bool,
-    /// It was written through a mapping.
+    /// The file was written through a mapping.
     pub mapped_writes: bool,
     /// An external writer is writing the backing file, slowly.
     pub is_written_below: bool,

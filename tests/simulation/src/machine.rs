@@ -329,8 +329,8 @@ impl Machine {
             inode.may_be_stored_to = !is_copied && context.random.u32(0..MAPPED_SELDOM) == 0;
             return;
         }
-        // Nor while the kernel is about to cut off the stored bytes, because it learns a size that
-        // came from an external change.
+        // No store either while the kernel is about to cut off the stored bytes, because it learns
+        // a size that came from an external change.
         let size = inode.size;
         let brings_size = |task: &Task| matches!(&task.doing, Doing::Open(open) if open.brings_size(size));
         if self.tasks.iter().any(|task| task.file == file && brings_size(task)) {

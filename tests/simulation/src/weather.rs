@@ -6,11 +6,11 @@ use fastrand::Rng;
 /// The way in which the kernel writes back stores through mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writeback {
-    /// It releases the page before the answer (until Linux 6.15).
+    /// The kernel releases the page before the answer (until Linux 6.15).
     Temporary,
-    /// It holds the page until the answer (6.16).
+    /// The kernel holds the page until the answer (6.16).
     Held,
-    /// It also zeroes the page behind the end (from 6.17).
+    /// The kernel also zeroes the page behind the end (from 6.17).
     Zeroing,
 }
 

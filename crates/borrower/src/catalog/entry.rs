@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! bit 63..62  state: 0 absent, 1 busy, 2 present, 3 zero or known
-//! absent      61      read from below in a sequential stream: not to be lent when it is evicted
+//! absent      61      read from the backing file in a sequential stream: not lent when evicted
 //!             60..0   the file's quarantine number that a READ of the page has lifted (0: none)
 //! known       61      1 (zero: 0)
 //!             60      placed

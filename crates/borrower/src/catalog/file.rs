@@ -162,11 +162,11 @@ pub enum Ended {
 /// streams fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// They are lent as any other page.
+    /// Pages of streams are lent as any other page.
     Off,
-    /// They are not lent when they are read. For use where pages are lent on reads.
+    /// Pages of streams are not lent when they are read. For mounts that lend pages on reads.
     Read(Lending),
-    /// They are tagged when they are read, and not lent when they are evicted.
+    /// Pages of streams are tagged when they are read, and not lent when they are evicted.
     Evicted(Lending),
 }
 

@@ -156,6 +156,6 @@ mod tests {
         assert_eq!((unknown.standing(0), unknown.is_usable(), unknown.is_shunned()), (Standing::Suspended, true, true));
         assert_eq!((unknown.gate(Passes::Nothing), unknown.gate(Passes::All)), (Some(slow), Some(up)));
         let back = slow.suspend().unwrap().resume().unwrap();
-        assert!(back.is_shunned() && back.lost().unwrap().is_shunned(), "slow until it is seen to be fast");
+        assert!(back.is_shunned() && back.lost().unwrap().is_shunned(), "bypassed until it is measured to be fast");
     }
 }

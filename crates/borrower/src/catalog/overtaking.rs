@@ -231,7 +231,7 @@ mod tests {
         for request in 0..REQUESTS_MAX as u64 {
             watch.read_answered(20 + request, pages(100, 101));
         }
-        assert!(watch.write_begins(8, pages(30, 31), false).is_some(), "it cannot know any more");
+        assert!(watch.write_begins(8, pages(30, 31), false).is_some(), "the READ before is forgotten");
         assert_eq!(watch.write_begins(40, pages(30, 31), false), None);
     }
 
@@ -251,7 +251,7 @@ mod tests {
         for request in 0..=REQUESTS_MAX as u64 {
             watch.read_answered(100 + request, pages(50, 51));
         }
-        assert_eq!(watch.write_begins(99, pages(1, 5), false), of(1, 5, false), "it is not known any more");
+        assert_eq!(watch.write_begins(99, pages(1, 5), false), of(1, 5, false), "earlier requests are forgotten");
     }
 
     #[test]

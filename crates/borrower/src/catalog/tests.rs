@@ -20,17 +20,17 @@ fn files_come_back_unless_deleted() {
     let file = catalog.adopt(identity(1));
     assert_eq!(catalog.adopt(identity(1)).key(), file.key());
     catalog.retire(&file, false);
-    assert!(catalog.file(file.key()).is_some(), "one user is left");
+    assert!(catalog.file(file.key()).is_some(), "the file still has a user");
     with_page(&catalog, &file);
     catalog.retire(&file, false);
-    assert_eq!(catalog.adopt(identity(1)).key(), file.key(), "it has pages");
+    assert_eq!(catalog.adopt(identity(1)).key(), file.key(), "the file has pages");
     catalog.retire(&file, true);
     assert!(catalog.file(file.key()).is_none());
     let mut drops = Vec::new();
     catalog.take_drops(0, 8, &mut drops);
-    assert_eq!(drops.len(), 1, "the lender is told of the deleted file's page");
+    assert_eq!(drops.len(), 1, "the lender gets a drop of the deleted file's page");
     let again = catalog.adopt(identity(1));
-    assert_ne!(again.key(), file.key(), "a key is not given twice");
+    assert_ne!(again.key(), file.key(), "a key is not given out twice");
     catalog.retire(&again, false);
     assert!(catalog.file(again.key()).is_none(), "nothing to remember");
 }
@@ -66,9 +66,9 @@ fn a_restored_file_keeps_its_key_and_trusts_no_cached_copy() {
     let catalog = Catalog::new(1, ENTRY_BYTES_MAX);
     let file = catalog.restore(identity(1), FileKey(7), Left::default());
     assert_eq!(catalog.adopt(identity(1)).key(), FileKey(7));
-    assert_eq!(catalog.adopt(identity(2)).key(), FileKey(8), "a key is not given twice");
+    assert_eq!(catalog.adopt(identity(2)).key(), FileKey(8), "a key is not given out twice");
     let mut state = file.state.lock();
-    assert!(state.kernel_stale().is_some(), "nobody knows whether the kernel caches what the file holds");
+    assert!(state.kernel_stale().is_some(), "the kernel's copies may be stale");
     let event = |state: &mut FileState| state.evict(3, 0, false, |_| Standing::Valid, true, false);
     assert_eq!(event(&mut state), Verdict::Quarantined);
     state.begin_read(
@@ -122,7 +122,7 @@ fn a_suspended_lenders_pages_wait_and_come_back() {
     catalog.remove(&mut catalog.names.lock(), &changed);
     let mut drops = Vec::new();
     catalog.take_drops(0, 8, &mut drops);
-    assert!(drops.is_empty(), "nobody is there to be told");
+    assert!(drops.is_empty(), "a suspended lender gets no drops");
     assert!(catalog.lender_resume(0) && !catalog.lender_resume(0));
     assert!(matches!(asked(&catalog, &file), (Source::Lender(..), Verdict::Known)));
     catalog.take_drops(0, 8, &mut drops);
@@ -190,5 +190,5 @@ fn a_full_catalog_forgets_whole_files_the_oldest_first() {
     let mut drops = Vec::new();
     catalog.take_drops(0, 100, &mut drops);
     let live: u64 = files.iter().map(|file| file.state.lock().live_pages()).sum();
-    assert!(drops.len() as u64 + live >= 10, "the lender is told of what was forgotten");
+    assert!(drops.len() as u64 + live >= 10, "the lender gets drops of the forgotten pages");
 }

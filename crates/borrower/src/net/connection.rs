@@ -277,7 +277,7 @@ impl GetConnection {
                         channel.open_head(header, items, opened).map_err(malformed)?;
                     }
                     if header.validate() != Ok(Kind::GetReply) {
-                        return Err(protocol_error("the lender's answer does not fit the question"));
+                        return Err(protocol_error("the lender's answer does not fit the request"));
                     }
                     expected = answer_bytes(header, head_bytes, channel.extra_bytes(), pages)?;
                 }
@@ -315,7 +315,7 @@ impl GetConnection {
             || header.body_bytes.get() as usize != items_bytes + hits * PAGE_SIZE
             || received != hits * PAGE_SIZE
         {
-            return Err(protocol_error("the lender's answer does not fit the question"));
+            return Err(protocol_error("the lender's answer does not fit the request"));
         }
         let mut landed = hits;
         for (at, item) in items.iter().enumerate().rev() {

@@ -73,9 +73,9 @@ pub struct Thresholds {
 /// The thresholds of both averages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Those of the short average.
+    /// The thresholds of the short average.
     pub short: Thresholds,
-    /// Those of the long average.
+    /// The thresholds of the long average.
     pub long: Thresholds,
 }
 

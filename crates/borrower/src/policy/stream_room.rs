@@ -76,14 +76,14 @@ const RETRIED_PAGES: u64 = 16 << 20;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Lending {
-    /// They are left to the disk: lending is not known to be worth the room.
+    /// Pages of streams are left to the disk: lending them is not known to be worth the room.
     #[default]
     Left,
-    /// A part of them is lent, to measure how fast lenders are.
+    /// A part of the streams is lent, to measure how fast lenders are.
     Tried,
-    /// They are lent.
+    /// Streams are lent.
     Lent,
-    /// They are read from the disk, which is faster. So are pages that lenders have.
+    /// Streams are read from the disk, which is faster, even pages that lenders have.
     Slower,
 }
 
@@ -362,7 +362,7 @@ mod tests {
     fn what_comes_back_in_time_is_lent_and_nothing_else() {
         let mut world = World::new();
         world.pass(0, 8192);
-        assert!(!world.lends(0), "it may never come back");
+        assert!(!world.lends(0), "the stream may never come back");
         world.pass(0, 8192);
         assert!(world.lends(0));
         // A backup, once a day: it does not fit, and the other file still does.

@@ -84,9 +84,9 @@ const LOOKED_PART: u64 = 4;
 pub struct Looked {
     /// All sampled pages.
     pub sampled_pages: u32,
-    /// Those that would still be at a lender if all evicted pages had been lent.
+    /// The sampled pages that would still be at a lender if all evicted pages had been lent.
     pub fitting_pages: u32,
-    /// Those that were evicted too long ago for that.
+    /// The sampled pages that were evicted too long ago for that.
     pub far_pages: u32,
 }
 

@@ -297,7 +297,7 @@ mod tests {
         drop(batch);
         let returns = buffers.returns();
         queue.collect_leaving();
-        assert_eq!(buffers.returns(), returns + 1, "who waits for room is told");
+        assert_eq!(buffers.returns(), returns + 1, "a thread that waits for room is woken");
         assert!(queue.has_room());
         queue.abandon();
         queue.abandoned();
@@ -334,6 +334,6 @@ mod tests {
             queue.abandon();
             queue.abandoned();
         }
-        assert_eq!(fill(&mut queues[3]), 16, "alone it has them all");
+        assert_eq!(fill(&mut queues[3]), 16, "one lender alone has all buffers");
     }
 }

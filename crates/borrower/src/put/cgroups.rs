@@ -326,7 +326,7 @@ mod tests {
         assert_eq!((of("db"), of("db/other"), of("db/inner"), of("db/inner/leaf")), (2, 2, 3, 3));
         assert_eq!((of("web"), of("")), (1, 1));
         assert_eq!(resolver.group_of(0, || now, &groups), 1);
-        assert_eq!(settled(&mut resolver, u32::MAX, now + LOOK_PERIOD, &groups), 1, "one that has gone");
+        assert_eq!(settled(&mut resolver, u32::MAX, now + LOOK_PERIOD, &groups), 1, "a group that was removed");
         let names: Vec<String> = resolver.status(&groups).into_iter().map(|status| status.cgroup).collect();
         assert_eq!(names, ["others", "db", "db/inner"]);
     }
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(of(next, 2, &groups), OTHERS, "not looked for at each eviction");
         assert_eq!(of(next, 3, &groups), 2);
         assert_eq!((of(next, 3, &groups), of(gone, 4, &groups)), (2, OTHERS));
-        assert_eq!(groups.counts(2).evicted, 0, "that was the other");
+        assert_eq!(groups.counts(2).evicted, 0, "these were of the removed group");
         groups.evicted(2);
         let status = resolver.status(&groups);
         assert_eq!((status.len(), status[0].cgroup.as_str(), status[0].evicted_pages), (1, many[0].as_str(), 1));

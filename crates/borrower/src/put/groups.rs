@@ -448,13 +448,13 @@ mod tests {
         };
         let mut lent = [0; 3];
         (0..2000).for_each(|_| evict(1, &mut lent));
-        assert_eq!(lent, [0, 1000, 0], "alone it has all");
+        assert_eq!(lent, [0, 1000, 0], "one group alone has all pages");
         for _ in 0..5000 {
             evict(1, &mut lent);
             evict(2, &mut lent);
         }
         assert!(lent[1].abs_diff(250) < 25, "{lent:?}");
         (0..ACTIVE_EVICTIONS + 5000).for_each(|_| evict(2, &mut lent));
-        assert!(lent[2] > 990, "one that evicts no more has no claim: {lent:?}");
+        assert!(lent[2] > 990, "a group without evictions has no share: {lent:?}");
     }
 }

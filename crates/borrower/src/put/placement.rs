@@ -182,7 +182,7 @@ mod tests {
         assert!(weight(1 << 20, 1 << 20, 50) > weight(1 << 20, 1 << 20, 2_000));
         assert!(weight(1 << 20, 1 << 20, 50) > weight(1 << 18, 1 << 20, 50));
         assert_eq!(weight(1_000_000, 1 << 20, 50), weight(1_010_000, 1 << 20, 55), "small moves move no pages");
-        assert!(weight(0, 1 << 20, 50) > 1, "one that is full replaces what is old");
+        assert!(weight(0, 1 << 20, 50) > 1, "a full lender replaces old pages");
         assert_eq!((weight(0, 0, u64::MAX), weight(u64::MAX, u64::MAX, 0)), (1, u32::MAX));
     }
 }

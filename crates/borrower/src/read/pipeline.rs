@@ -38,7 +38,7 @@ const MESSAGES_MAX: usize = 4;
 enum Over {
     /// The request could not be sent.
     NotAsked,
-    /// It failed: whether the lender has the pages is not known.
+    /// The request failed: whether the lender has the pages is not known.
     Failed,
     /// The backing file was faster.
     Late,

@@ -119,13 +119,13 @@ impl Reads<InMemory> for There<'_> {
 pub enum Manner {
     #[default]
     Honest,
-    /// It returns pages with one bit flipped.
+    /// The lender returns pages with one bit flipped.
     FlipsABit,
-    /// It has only every other page of a request.
+    /// The lender has only every other page of a request.
     Forgets,
-    /// It does not answer until it gets another behaviour.
+    /// The lender does not answer until it gets another behaviour.
     KeepsQuiet,
-    /// It closes the connection.
+    /// The lender closes the connection.
     HangsUp,
 }
 

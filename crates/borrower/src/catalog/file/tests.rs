@@ -58,7 +58,7 @@ fn what_was_read_while_somebody_may_have_been_writing_is_dropped_and_not_believe
         state.kernel_stale()
     };
     assert_eq!(observe(&mut state, 1, Writers::None), None);
-    assert!(read(&mut state) && evict(&mut state, 0) == Verdict::Put, "nobody was");
+    assert!(read(&mut state) && evict(&mut state, 0) == Verdict::Put, "no external writer was active");
 
     let first = observe(&mut state, 2, Writers::Perhaps);
     assert!(first.is_some() && !state.is_sure_of(at(2)) && state.left().stamp.is_none());
@@ -100,11 +100,11 @@ fn a_read_is_overtaken_by_changes_of_its_own_pages_only() {
         let is_forgotten = writes > 100;
         assert_eq!(!state.end_read(&of_nine, 0, |_, _| ()), is_forgotten);
         write(&mut state, 3, [stamp; 2], 0);
-        assert!(state.recent.is_empty(), "nobody asks");
+        assert!(state.recent.is_empty(), "no READ is in progress");
         begin(&mut state, 3);
         state.fail_read();
         write(&mut state, 3, [stamp; 2], 0);
-        assert!(state.recent.is_empty(), "nobody asks any longer");
+        assert!(state.recent.is_empty(), "no READ is in progress any more");
     }
 }
 
@@ -118,7 +118,7 @@ fn writes_after_the_clock_was_set_back_are_no_changes_beside() {
     assert!(state.put_done(5, Version(1), true));
     write(&mut state, 0, [at(1000), at(10)], 0);
     write(&mut state, 0, [at(10), at(20)], 0);
-    assert!(matches!(state.table.get(5), Entry::Present { .. }), "what is lent stays known");
+    assert!(matches!(state.table.get(5), Entry::Present { .. }), "the entries of lent pages stay");
 }
 
 #[test]
