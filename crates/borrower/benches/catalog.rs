@@ -1,5 +1,5 @@
 //! The costs of the borrower's catalog: finding a file, the decisions for a READ of one page and of
-//! a read-ahead window, and the life of an entry from its eviction on.
+//! a read-ahead window, and the life of an entry.
 
 use borrower::FileIdentity;
 use borrower::catalog::Catalog;

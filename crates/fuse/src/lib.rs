@@ -1,8 +1,8 @@
 //! The kernel's FUSE protocol, and nothing else: no inode table, no policy, no file system.
 //!
-//! The reasons for a crate of our own: the existing ones lack `O_TMPFILE`, statx, syncfs, the
-//! extensions of creating requests, the details of the suid rules, or taking over a connection that
-//! another process has negotiated.
+//! The existing crates lack features that Puma needs: `O_TMPFILE`, statx, syncfs, the extensions of
+//! creating requests, the details of the suid rules, or taking over a connection that another
+//! process has negotiated.
 //!
 //! - [`abi`]: the structures and numbers of the kernel's interface.
 //! - [`request`]: decodes bytes from the device to a [`Request`]. A request that cannot be decoded

@@ -10,7 +10,7 @@
 //!
 //! - Reclaim removes a clean page in `__remove_mapping` (mm/vmscan.c). That function takes the
 //!   `i_pages` lock of the file. Under the lock it freezes the folio's reference count from its
-//!   expected value to 0. If that succeeds, no other user has the folio, and none can get it: a
+//!   expected value to 0. If that succeeds, no other user has the folio, and none can get it. A
 //!   lookup still finds the folio in the tree, but cannot take a reference from 0, and tries again.
 //! - The dirty flag is tested after the freeze. A dirty folio is given back. So a folio that passes
 //!   is clean, and stays clean.

@@ -86,9 +86,9 @@ pub(crate) fn consume(
 mod tests {
     //! To find out what the model catches, the code was broken, one place at a time. Both tests
     //! found each of these as a read of a record concurrent with its write: a relaxed load of the
-    //! producer's counter; a relaxed load of the header; a relaxed store of the consumer's counter.
-    //! They also found a store of the consumer's counter before `take`. The second test found a
-    //! relaxed load in `consumed` ("counted before it was dealt with").
+    //! producer's counter, or of the header; a relaxed store of the consumer's counter. They also
+    //! found a store of the consumer's counter before `take`. The second test found a relaxed load
+    //! in `consumed` ("counted before it was dealt with").
 
     use super::*;
     use loom::cell::UnsafeCell;
@@ -225,8 +225,9 @@ mod tests {
         });
     }
 
-    /// A third thread, such as a READ of the mount: the produced position is never less than the
-    /// consumed one, both only grow, and an event counts as consumed only after it was processed.
+    /// A third thread, such as a READ of the mount, reads both positions. The produced one is never
+    /// less than the consumed one, and both only grow. An event counts as consumed only after it
+    /// was processed.
     #[test]
     fn positions_tell_the_truth_to_other_threads() {
         explore(|| {

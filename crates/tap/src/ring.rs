@@ -1,7 +1,7 @@
 //! A reader of a BPF ring buffer.
 //!
 //! The usual reader hides the two counters that the rule against stale bytes needs: the position of
-//! each record in the stream, and the position of the stream, readable from any thread. So this
+//! each record, and the position of the stream. Any thread must be able to read the latter. So this
 //! reader accesses the map directly: the consumer's counter, the producer's counter, and the ring
 //! itself. The kernel maps the ring twice in a row, so records never wrap.
 //!

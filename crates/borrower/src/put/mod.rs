@@ -1,7 +1,7 @@
 //! An evicted page, from the tap to the lender that keeps it.
 //!
-//! Pure logic, without sockets, clocks and threads: [`buffers`] collects pages for each lender,
-//! [`placement`] chooses the lender, [`groups`] limits the lent pages of a control group, and
+//! Pure logic, without sockets, clocks and threads: [`buffers`] collects pages for each lender, and
+//! [`placement`] chooses the lender. [`groups`] limits the lent pages of a control group, and
 //! [`demoted`] holds pages that a guest has evicted. The edge: [`cgroups`] finds the control group
 //! of an eviction.
 
