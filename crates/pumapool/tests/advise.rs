@@ -14,7 +14,8 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
-use testbed::{BlockDevice, Group, Process, Scratch, SlowDisk};
+use std::time::Duration;
+use testbed::{BlockDevice, Group, Process, Relay, Scratch, SlowDisk};
 
 /// Pages of the file that is read at random: 32 MiB.
 const PAGES: u64 = 8192;
@@ -32,6 +33,16 @@ const SECONDS: &str = "7";
 const MIXED_SECONDS: &str = "14";
 /// How far the prediction may be off: five points.
 const ERROR_MAX: f64 = 0.05;
+/// A random read of that disk takes so long on average, in microseconds: one reader waits for each.
+const DISK_US: f64 = 1e6 / READS_PER_S as f64;
+/// `advise` prefers a disk that is slower than the pool by less than this factor.
+const AS_FAST: f64 = 1.3;
+/// Times that `advise` may find the lender of this machine farther away than such a disk.
+const ATTEMPTS_MAX: u32 = 5;
+/// Pages of the part of the file that fits into the page cache: 4 MiB.
+const FITTING_PAGES: u64 = 1024;
+/// A delay in each direction that makes a lender slower than any disk that a test can run on.
+const FAR: Duration = Duration::from_millis(50);
 
 /// What the reader is told, in its environment.
 const READER: &str = "PUMA_TEST_READER";
@@ -44,6 +55,8 @@ enum Workload {
     /// Reads by Zipf's law, and a stream beside them.
     Mixed,
     Sequential,
+    /// Uniform reads of [`FITTING_PAGES`].
+    Fitting,
 }
 
 /// The reader: this program once more. Without its order it is no test.
@@ -67,14 +80,20 @@ fn reader() {
     let mut stream = File::open(folder.join("stream")).unwrap();
     let largest = (PAGES as f64).powf(0.3);
     loop {
-        let page = if workload == "Uniform" {
-            random.u64(..PAGES)
-        } else {
-            // Zipf with exponent 0.7, by its inverse; the ranks are spread over the file.
-            let rank = (1.0 + random.f64() * (largest - 1.0)).powf(1.0 / 0.3) as u64;
-            rank * 7919 % PAGES
+        let page = match workload {
+            "Uniform" => random.u64(..PAGES),
+            "Fitting" => random.u64(..FITTING_PAGES),
+            _ => {
+                // Zipf with exponent 0.7, by its inverse; the ranks are spread over the file.
+                let rank = (1.0 + random.f64() * (largest - 1.0)).powf(1.0 / 0.3) as u64;
+                rank * 7919 % PAGES
+            }
         };
         file.read_exact_at(&mut buffer[..4096], page * 4096).unwrap();
+        // Hits take no time; more of them than this are no better a test.
+        if workload == "Fitting" && random.u32(..64) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         // As much from the stream as at random, by pages.
         if workload == "Mixed" && random.u32(..32) == 0 && stream.read(&mut buffer).unwrap() == 0 {
             stream = File::open(folder.join("stream")).unwrap();
@@ -89,15 +108,36 @@ fn read(workload: Workload, seed: u64, folder: &Path, groups: &[&Group]) -> Proc
     Process::spawn(command, groups).unwrap()
 }
 
-/// What `advise` says of the folder while it is read, and of a pool of [`POOL`].
-fn advise(folder: &Path, lender: &Lender, seconds: &str) -> (Value, f64) {
+/// The findings of `advise` about the directory while it is read, and the hit ratio of a pool of
+/// [`POOL`] at the lender of this address.
+fn advise(folder: &Path, lender: &str, seconds: &str) -> (Value, f64) {
     let arguments = ["advise", folder.to_str().unwrap(), "--json", "--for", seconds, "--size", POOL];
-    let lender = ["--lender", &lender.address, "--key", setup::key_file()];
+    let lender = ["--lender", lender, "--key", setup::key_file()];
     let output = pumapool(&[&arguments[..], &lender].concat());
     assert!(output.status.success(), "{output:?}");
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     let ratio = found["sizes"][0]["hit_ratio"].as_f64().unwrap();
     (found, ratio)
+}
+
+/// Whether the lender of this machine was nearer than the disk: then remote memory is of use to
+/// these workloads. On a busy machine even the fastest ping may take longer.
+///
+/// # Panics
+/// Panics if the verdict contradicts that.
+fn is_advised_by_distance(found: &Value) -> bool {
+    let us = |name: &str| found[name].as_f64().unwrap_or_else(|| panic!("no {name}: {found}"));
+    assert!(us("disk_us") > DISK_US * 0.8, "reads wait for the limit of the disk: {found}");
+    let is_nearer = us("pool_us") * AS_FAST <= us("disk_us");
+    let why = found["why"].as_str().unwrap_or_default();
+    if is_nearer {
+        assert_eq!(found["advice"], "use", "{found}");
+    } else {
+        assert_eq!(found["advice"], "do-not", "{found}");
+        assert!(why.contains("as fast as the network"), "{found}");
+        println!("the fastest ping of the lender took longer than the disk ({why}): watching again");
+    }
+    is_nearer
 }
 
 /// Share of the misses that the pool answers, once it is filled.
@@ -149,16 +189,16 @@ fn what_is_predicted_is_what_comes() {
             Ok(group) => group,
             Err(error) => return testbed::skip(test, error),
         };
-        ["file", "stream"].iter().for_each(|name| setup::evict(&source.join(name)));
-        let reader = read(workload, seed, &source, &[&group]);
         let seconds = if workload == Workload::Mixed { MIXED_SECONDS } else { SECONDS };
-        let (found, predicted) = advise(&source, &lender, seconds);
-        drop(reader);
+        let watch = |_| {
+            ["file", "stream"].iter().for_each(|name| setup::evict(&source.join(name)));
+            let _reader = read(workload, seed, &source, &[&group]);
+            advise(&source, &lender.address, seconds)
+        };
+        let nearer = (0..ATTEMPTS_MAX).map(watch).find(|(found, _)| is_advised_by_distance(found));
+        let (found, predicted) = nearer.expect("a lender of this machine is nearer than its slow disk");
         assert_eq!(found["lost_records"], 0, "{found}");
         assert_eq!(found["pool_is_measured"], true, "{found}");
-        // On a busy machine a lender may be as far away as that disk; nothing else may be said.
-        let why = found["why"].as_str().unwrap_or_default();
-        assert!(found["advice"] == "use" || why.contains("as fast as the network"), "{found}");
 
         // What is passed through is nothing that a mount could count.
         let options = ["--lender", &lender.address, "--filter", "on", "--passthrough", "off"];
@@ -181,6 +221,45 @@ fn what_is_predicted_is_what_comes() {
             found["bytes"].as_u64().unwrap_or(0) >> 20,
         );
         assert!((predicted - measured).abs() <= ERROR_MAX, "{workload:?}: {predicted} {measured}\n{found}");
+    }
+}
+
+/// Two workloads to which remote memory is of no use: everything fits into the page cache, or the
+/// lender is farther away than the disk.
+#[test]
+fn it_advises_against_memory_that_is_of_no_use() {
+    let test = "it_advises_against_memory_that_is_of_no_use";
+    if !can_run(test) {
+        return;
+    }
+    let parent = Path::new("/var/tmp");
+    if let Err(error) = BlockDevice::holding(parent) {
+        return testbed::skip(test, error);
+    }
+    let scratch = Scratch::new_in(parent, test).unwrap();
+    let source = scratch.directory("source").unwrap();
+    let file = source.join("file");
+    setup::write_pages(&file, PAGES as usize, 3);
+    setup::write_pages(&source.join("stream"), 1, 4);
+    rustix::fs::sync();
+    let lender = Lender::listen("127.0.0.1:0", POOL, &[]);
+    let relay = Relay::start(lender.address.parse().unwrap()).unwrap();
+    relay.delay(FAR);
+    for (workload, reason) in [(Workload::Fitting, "all fits"), (Workload::Uniform, "as fast as the network")] {
+        let group = match Group::create(test, Some(GROUP_BYTES), None) {
+            Ok(group) => group,
+            Err(error) => return testbed::skip(test, error),
+        };
+        setup::evict(&file);
+        let _reader = read(workload, 5, &source, &[&group]);
+        if workload == Workload::Fitting {
+            let is_cached = || testbed::cached_pages(&file, PAGES * 4096).unwrap() >= FITTING_PAGES;
+            assert!(testbed::wait_until(PATIENCE, is_cached), "the reader reads all of it");
+        }
+        let (found, _) = advise(&source, &relay.address().to_string(), "3");
+        assert_eq!(found["advice"], "do-not", "{workload:?}: {found}");
+        assert!(found["why"].as_str().unwrap().contains(reason), "{workload:?}: {found}");
+        assert!(found["pool_us"].as_f64().unwrap() >= 2e6 * FAR.as_secs_f64(), "{found}");
     }
 }
 

@@ -4,7 +4,7 @@
 mod setup;
 
 use page::PAGE_SIZE;
-use setup::{Lender, Mount, PATIENCE, can_run, undisturbed, write_pages};
+use setup::{Lender, Mount, PATIENCE, can_run, unless_stalled, write_pages};
 use std::collections::HashMap;
 use std::fs;
 use std::io::{Read, Write};
@@ -129,9 +129,11 @@ fn a_cut_connection_costs_no_page() {
     if !can_run(test) {
         return;
     }
-    undisturbed(|| {
+    unless_stalled(|stalls| {
         let scratch = Scratch::new(test).unwrap();
         let (bytes, lender, network, mount, file) = lent(&scratch, 1);
+        mount.measure(&lender, stalls);
+        stalls.add(std::process::id());
         for round in 1..=3 {
             let (sent, below) = (mount.count(|of| of.put_pages), mount.count(|of| of.below_pages));
             network.cut();
@@ -141,7 +143,7 @@ fn a_cut_connection_costs_no_page() {
             network.mend();
             wait_back(&mount, round + 1);
             assert!(fs::read(&file).unwrap() == bytes);
-            mount.in_time()?;
+            mount.in_time(stalls)?;
             let after =
                 (mount.count(|of| of.put_pages), mount.count(|of| of.below_pages), mount.count(|of| of.get_misses));
             assert_eq!(after, (sent, below, 0), "all came from the lender, and nothing was put again");
@@ -159,7 +161,7 @@ fn what_changes_while_the_lender_is_away_is_never_claimed() {
     if !can_run(test) {
         return;
     }
-    undisturbed(|| {
+    unless_stalled(|stalls| {
         let scratch = Scratch::new(test).unwrap();
         let source = scratch.directory("source").unwrap();
         let names = ["same", "written", "beside", "deleted"];
@@ -168,6 +170,8 @@ fn what_changes_while_the_lender_is_away_is_never_claimed() {
         let lender = tcp_lender("600");
         let network = Network::to(&lender);
         let mount = mount(&scratch, &network.address);
+        mount.measure(&lender, stalls);
+        stalls.add(std::process::id());
         for (name, lent) in names.into_iter().zip([100, 200, 300, 400]) {
             assert!(fs::read(mount.path.join(name)).unwrap() == contents[name]);
             let file = mount.path.join(name);
@@ -205,7 +209,7 @@ fn what_changes_while_the_lender_is_away_is_never_claimed() {
             assert!(fs::read(mount.path.join(name)).unwrap() == contents[name], "{name}");
         }
         assert_eq!(mount.count(|of| of.bad_pages), 0);
-        mount.in_time()?;
+        mount.in_time(stalls)?;
         assert!(wait_until(PATIENCE, || lender.count(|of| of.drops) == 210), "{} drops", lender.count(|of| of.drops));
         assert_eq!(
             (lender.count(|of| of.hits), mount.count(|of| of.lender_pages)),
@@ -227,7 +231,7 @@ fn a_lender_that_starts_again_has_nothing_to_claim() {
     if !can_run(test) {
         return;
     }
-    undisturbed(|| {
+    unless_stalled(|stalls| {
         let scratch = Scratch::new(test).unwrap();
         let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, 10);
         let address = format!("unix:{}", scratch.path().join("lender.sock").display());
@@ -240,6 +244,7 @@ fn a_lender_that_starts_again_has_nothing_to_claim() {
         wait_away(&mount);
         assert_eq!(mount.status().catalog.live_pages, PAGES, "it may come back");
         let lender = Lender::listen(&address, "64MiB", &[]);
+        mount.measure(&lender, stalls);
         wait_back(&mount, 2);
         mount.wait_for("the old pages to be forgotten", |status| status.catalog.live_pages == 0);
         let below = mount.count(|of| of.below_pages);
@@ -249,7 +254,7 @@ fn a_lender_that_starts_again_has_nothing_to_claim() {
         // The new one is as good as the old one.
         mount.evict(&file, PAGES);
         assert!(fs::read(&file).unwrap() == bytes);
-        mount.in_time()?;
+        mount.in_time(stalls)?;
         assert_eq!(mount.count(|of| of.below_pages), below + PAGES);
         Some(())
     });
@@ -261,9 +266,11 @@ fn a_connection_that_only_one_side_gave_up_is_taken_over() {
     if !can_run(test) {
         return;
     }
-    undisturbed(|| {
+    unless_stalled(|stalls| {
         let scratch = Scratch::new(test).unwrap();
         let (bytes, lender, network, mount, file) = lent(&scratch, 11);
+        mount.measure(&lender, stalls);
+        stalls.add(std::process::id());
         let (below, connections) = (mount.count(|of| of.below_pages), lender.count(|of| of.connections));
         network.freeze();
         // The borrower gives the silent lender up and comes back over new connections, while the
@@ -272,7 +279,7 @@ fn a_connection_that_only_one_side_gave_up_is_taken_over() {
         assert_eq!((mount.count(|of| of.lender_resumes), lender.count(|of| of.resumed_sessions)), (1, 1));
         assert!(wait_until(PATIENCE, || lender.count(|of| of.connections) == connections), "the old ones are ended");
         assert!(fs::read(&file).unwrap() == bytes);
-        mount.in_time()?;
+        mount.in_time(stalls)?;
         assert_eq!((mount.count(|of| of.below_pages), mount.count(|of| of.get_misses)), (below, 0));
         Some(())
     });
@@ -409,7 +416,7 @@ fn a_lender_that_lies_about_what_it_kept_does_no_harm() {
     if !can_run(test) {
         return;
     }
-    undisturbed(|| {
+    unless_stalled(|stalls| {
         let scratch = Scratch::new(test).unwrap();
         let bytes = write_pages(&scratch.directory("source").unwrap().join("file"), PAGES as usize, 14);
         let socket = scratch.path().join("liar");
@@ -426,6 +433,8 @@ fn a_lender_that_lies_about_what_it_kept_does_no_harm() {
         let (source, at) = (scratch.path().join("source"), scratch.directory("mount").unwrap());
         let address = format!("unix:{}", socket.display());
         let mount = Mount::start(&source, &at, &["--lender", &address, "--fill", "evict"]);
+        stalls.add(mount.daemon_pid());
+        stalls.add(std::process::id());
         let file = mount.path.join("file");
         assert!(fs::read(&file).unwrap() == bytes);
         mount.evict(&file, PAGES);
@@ -437,7 +446,7 @@ fn a_lender_that_lies_about_what_it_kept_does_no_harm() {
         assert_eq!(mount.count(|of| of.lender_resumes), 1);
         assert!(fs::read(&file).unwrap() == bytes);
         assert_eq!(mount.count(|of| of.lender_pages), 0);
-        mount.in_time()?;
+        mount.in_time(stalls)?;
         assert_eq!(mount.count(|of| of.bad_pages), PAGES);
         Some(())
     });
@@ -474,12 +483,14 @@ impl borrower::Reads<Below> for OneRead {
 
 #[test]
 fn a_successor_resumes_the_session() {
-    undisturbed(|| {
+    unless_stalled(|stalls| {
         let scratch = Scratch::new("a_successor_resumes_the_session").unwrap();
         let path = scratch.path().join("file");
         let bytes = write_pages(&path, 64, 15);
         let below = std::sync::Arc::new(Below(fs::File::open(&path).unwrap()));
         let lender = tcp_lender("600");
+        stalls.add(lender.process.pid());
+        stalls.add(std::process::id());
         let start = |session| {
             let config = borrower::Config {
                 lenders: [lender.address.parse::<wire::address::Address>().unwrap().into()].into(),
@@ -515,7 +526,7 @@ fn a_successor_resumes_the_session() {
         assert_eq!(second.metrics().get_messages.get(), 0);
         read(&second);
         assert_eq!(second.metrics().bad_pages.get(), 0);
-        (second.metrics().get_failures.get() == 0).then_some(())?;
+        setup::all_answered(second.metrics().get_failures.get(), stalls)?;
         assert_eq!(second.metrics().lender_pages.get(), 64);
         let next = second.stop_for_successor();
         assert!(next.next_version.0 >= session.next_version.0 + 64 && next.lenders == session.lenders);

@@ -4,7 +4,7 @@
 mod setup;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use setup::{Lender, Mount, PATIENCE, can_run, undisturbed, write_pages};
+use setup::{Lender, Mount, PATIENCE, can_run, unless_stalled, write_pages};
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -17,13 +17,14 @@ fn there_and_back(test: &str, strategy: &str, remaining: u64) {
     if !can_run(test) {
         return;
     }
-    undisturbed(|| {
+    unless_stalled(|stalls| {
         let scratch = Scratch::new(test).unwrap();
         let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
         let bytes = write_pages(&source.join("file"), PAGES as usize, 1);
         let lender = Lender::start(scratch.path(), "64MiB", &[]);
         let mount =
             Mount::start(&source, &at, &["--lender", &lender.address, "--strategy", strategy, "--fill", "evict"]);
+        mount.measure(&lender, stalls);
         let file = at.join("file");
 
         assert!(fs::read(&file).unwrap() == bytes);
@@ -34,7 +35,7 @@ fn there_and_back(test: &str, strategy: &str, remaining: u64) {
         assert_eq!(lender.count(|of| of.stored_pages), PAGES);
 
         assert!(fs::read(&file).unwrap() == bytes);
-        mount.in_time()?;
+        mount.in_time(stalls)?;
         let from_pool = mount.count(|of| of.lender_pages) + mount.count(|of| of.buffer_pages);
         assert_eq!((from_pool, mount.count(|of| of.below_pages)), (PAGES, PAGES), "nothing more came from below");
         assert_eq!(lender.count(|of| of.stored_pages), remaining);
@@ -66,19 +67,20 @@ fn what_was_written_is_copied_and_lent_again() {
     if !can_run(test) {
         return;
     }
-    undisturbed(|| {
+    unless_stalled(|stalls| {
         let scratch = Scratch::new(test).unwrap();
         let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
         let mut bytes = write_pages(&source.join("file"), PAGES as usize, 8);
         let lender = Lender::start(scratch.path(), "64MiB", &[]);
         let options = ["--lender", &lender.address, "--strategy", "non-inclusive", "--fill", "evict"];
         let mount = Mount::start(&source, &at, &options);
+        mount.measure(&lender, stalls);
         let path = at.join("file");
         assert!(fs::read(&path).unwrap() == bytes);
         mount.evict(&path, PAGES);
         // From the lender, which has it still: it need not be copied.
         assert!(fs::read(&path).unwrap() == bytes);
-        mount.in_time()?;
+        mount.in_time(stalls)?;
         let (page, sent) = (0x2a * page::PAGE_SIZE, mount.count(|of| of.put_pages));
         bytes[page..page + page::PAGE_SIZE].fill(0x77);
         let file = fs::File::options().write(true).open(&path).unwrap();
@@ -90,7 +92,7 @@ fn what_was_written_is_copied_and_lent_again() {
         assert_eq!(mount.count(|of| of.evictions_not_copied), 0);
         let below = mount.count(|of| of.below_pages);
         assert!(fs::read(&path).unwrap() == bytes);
-        mount.in_time()?;
+        mount.in_time(stalls)?;
         assert_eq!(mount.count(|of| of.below_pages), below, "all of it came back");
         Some(())
     });
@@ -102,17 +104,18 @@ fn without_a_tap_pages_are_lent_when_they_are_read() {
     if !can_run(test) {
         return;
     }
-    undisturbed(|| {
+    unless_stalled(|stalls| {
         let scratch = Scratch::new(test).unwrap();
         let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
         let bytes = write_pages(&source.join("file"), PAGES as usize, 2);
         let lender = Lender::listen("127.0.0.1:0", "64MiB", &[]);
         let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--fill", "read"]);
+        mount.measure(&lender, stalls);
         assert!(fs::read(at.join("file")).unwrap() == bytes);
         assert!(wait_until(PATIENCE, || lender.count(|of| of.stored_pages) == PAGES), "{}", mount.status());
         setup::evict(&at.join("file"));
         assert!(fs::read(at.join("file")).unwrap() == bytes);
-        mount.in_time()?;
+        mount.in_time(stalls)?;
         assert_eq!(mount.count(|of| of.below_pages), PAGES);
         Some(())
     });
@@ -365,7 +368,7 @@ fn borrowers_are_strangers_to_each_other() {
     if !can_run(test) {
         return;
     }
-    undisturbed(|| {
+    unless_stalled(|stalls| {
         let scratch = Scratch::new(test).unwrap();
         let address = format!("unix:{}", scratch.path().join("lender.sock").display());
         let lender = Lender::with(&address, &["--capacity", "64MiB", "--grace", "0"], &[]);
@@ -375,6 +378,7 @@ fn borrowers_are_strangers_to_each_other() {
             let at = scratch.directory(&format!("mount{number}")).unwrap();
             let bytes = write_pages(&source.join("file"), PAGES as usize, 10 + number);
             let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--fill", "evict"]);
+            mount.measure(&lender, stalls);
             assert!(fs::read(at.join("file")).unwrap() == bytes);
             mount.evict(&at.join("file"), PAGES);
             mounts.push((mount, bytes));
@@ -384,7 +388,7 @@ fn borrowers_are_strangers_to_each_other() {
         for (mount, bytes) in &mounts {
             assert!(fs::read(mount.path.join("file")).unwrap() == *bytes);
             assert_eq!(mount.count(|of| of.bad_pages), 0);
-            mount.in_time()?;
+            mount.in_time(stalls)?;
             assert_eq!(mount.count(|of| of.below_pages), PAGES);
             mount.evict(&mount.path.join("file"), PAGES);
         }
@@ -393,7 +397,7 @@ fn borrowers_are_strangers_to_each_other() {
         mounts[0].0.kill_daemon();
         assert!(wait_until(PATIENCE, || lender.count(|of| of.stored_pages) == PAGES), "the dead borrower's pages stay");
         assert!(fs::read(mounts[1].0.path.join("file")).unwrap() == mounts[1].1);
-        mounts[1].0.in_time()?;
+        mounts[1].0.in_time(stalls)?;
         assert_eq!(mounts[1].0.count(|of| of.below_pages), PAGES);
         Some(())
     });

@@ -7,6 +7,7 @@
 //! - [`Servant`]: the own program once more as a worker process, which takes orders and is
 //!   measured.
 //! - [`Squeeze`]: a child that allocates memory and holds it.
+//! - [`Stalls`]: how long threads of processes waited for a processor.
 //! - [`Puma`]: the real command, with daemons that are ready and mounts that end with their guard.
 //! - [`Relay`]: forwards TCP connections with a delay.
 //! - [`Scratch`]: a temporary directory for files and mounts of a test.
@@ -43,6 +44,7 @@ mod resident;
 mod scratch;
 mod servant;
 mod squeeze;
+mod stall;
 mod wait;
 
 pub use cgroup::Version;
@@ -62,6 +64,7 @@ pub use resident::cached_pages;
 pub use scratch::Scratch;
 pub use servant::{Servant, answer, hold_program, next_order};
 pub use squeeze::Squeeze;
+pub use stall::{Stall, Stalls};
 pub use wait::{Done, answers, wait_until, wait_until_aged, wait_until_ok};
 
 use std::fmt::Display;

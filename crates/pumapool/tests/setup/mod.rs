@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Once;
 use std::time::Duration;
-use testbed::{Group, Process};
+use testbed::{Group, Process, Stalls};
 
 pub const PUMAPOOL: &str = env!("CARGO_BIN_EXE_pumapool");
 
@@ -25,7 +25,17 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// Evicted at once: half of the tap's ring.
 const PIECE_BYTES: u64 = 16 << 20;
 
-/// How often [`undisturbed`] tries.
+/// The longest time that a borrower waits for an answer (`ANSWER_TIMEOUT` of the borrower).
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A stall that explains an answer later than [`ANSWER_TIMEOUT`]. The rest of the time is the work
+/// itself, which is slow on a busy machine, too.
+const STALL_MIN: Duration = Duration::from_millis(300);
+
+/// The longest time until a stall is counted: it ends first.
+const STALL_SHOWS: Duration = Duration::from_secs(2);
+
+/// Attempts of [`unless_stalled`].
 const ATTEMPTS_MAX: u32 = 5;
 
 /// What a test needs of the machine; says which is missing.
@@ -105,11 +115,28 @@ fn status_of<T: report::Reported>(pid: u32) -> T {
     testbed::wait_until_ok(PATIENCE, ask).unwrap_or_else(|error| panic!("no status of process {pid}: {error}"))
 }
 
-/// For what is counted to the page: that holds only if each answer came within the half second that
-/// a borrower waits for it, and not if the machine stood still for longer. The attempt is made
-/// again, from its beginning, where it returns None, as [`Mount::in_time`] does.
-pub fn undisturbed(mut attempt: impl FnMut() -> Option<()>) {
-    assert!((0..ATTEMPTS_MAX).any(|_| attempt().is_some()), "a lender was late in each of {ATTEMPTS_MAX} attempts");
+/// Runs a test that counts pages exactly. The counts are right only if the lender answers each get
+/// before the borrower gives it up. `attempt` returns `None` if gets failed because the machine
+/// stalled a daemon ([`all_answered`]); then it is repeated. Any other failure must panic.
+pub fn unless_stalled(mut attempt: impl FnMut(&Stalls) -> Option<()>) {
+    let is_done = (0..ATTEMPTS_MAX).any(|_| attempt(&Stalls::measure(ANSWER_TIMEOUT)).is_some());
+    assert!(is_done, "the machine stalled the daemons in each of {ATTEMPTS_MAX} attempts");
+}
+
+/// Checks that no get failed. Returns `None` if some did and a stall explains it.
+///
+/// # Panics
+/// Panics if gets failed although no thread of the daemons was stalled.
+pub fn all_answered(failures: u64, stalls: &Stalls) -> Option<()> {
+    if failures == 0 {
+        return Some(());
+    }
+    let explains_it = || stalls.longest().waited >= STALL_MIN;
+    let is_explained = testbed::wait_until(STALL_SHOWS, explains_it);
+    let stall = stalls.longest();
+    assert!(is_explained, "{failures} gets failed, but the machine was not too busy: {stall}");
+    println!("{failures} gets failed because the machine was too busy ({stall}): the test begins again");
+    None
 }
 
 pub struct Lender {
@@ -249,13 +276,15 @@ impl Mount {
         assert!(came, "waited in vain for {what}: {}", self.status());
     }
 
-    /// Whether every get was answered in time. None if not, for [`undisturbed`].
-    pub fn in_time(&self) -> Option<()> {
-        let failures = self.count(|of| of.get_failures);
-        (failures == 0).then_some(()).or_else(|| {
-            println!("{failures} gets were not answered in time");
-            None
-        })
+    /// Checks that no get of this mount failed, as [`all_answered`] does.
+    pub fn in_time(&self, stalls: &Stalls) -> Option<()> {
+        all_answered(self.count(|of| of.get_failures), stalls)
+    }
+
+    /// Has the stalls of this mount's daemon and of its lender measured.
+    pub fn measure(&self, lender: &Lender, stalls: &Stalls) {
+        stalls.add(self.daemon_pid());
+        stalls.add(lender.process.pid());
     }
 
     /// Has the kernel evict what it caches of the file, and waits until the lender has `pages`
