@@ -285,7 +285,7 @@ hunt: test-deps build
 check: lint deny test book
 
 # What needs neither root nor long, for between two edits.
-FAST := -p page -p wire -p mrc -p sync -p fuse -p pool -p borrower -p lender
+FAST := -p page -p wire -p mrc -p sync -p os -p fuse -p pool -p borrower -p lender
 check-fast: deps
 	$(CARGO) fmt --all --check
 	packaging/prose/check.py

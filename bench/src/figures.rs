@@ -117,7 +117,6 @@ impl Conditions {
     /// The conditions of this machine.
     pub fn now(device: String) -> Conditions {
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
         let told = |name: &str| std::env::var(name).unwrap_or_else(|_| "unknown".to_owned());
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
@@ -126,9 +125,9 @@ impl Conditions {
             date: told("PUMA_DATE"),
             processor: model.map_or("unknown", |(_, model)| model).to_owned(),
             debug_build: cfg!(debug_assertions),
-            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            kernel: os::kernel::release(),
             processors: std::thread::available_parallelism().map_or(0, usize::from),
-            memory_bytes: total.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) << 10,
+            memory_bytes: os::fields::bytes(&meminfo, "MemTotal").unwrap_or(0),
             device,
         }
     }

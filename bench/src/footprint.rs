@@ -113,11 +113,8 @@ impl Memory {
     fn of(pid: u32) -> Result<Memory, Failure> {
         let path = format!("/proc/{pid}/smaps_rollup");
         let text = fs::read_to_string(&path).map_err(Failure::attempted(format!("reading {path}")))?;
-        let bytes = |name: &str| {
-            let kib = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"));
-            kib.and_then(|kib| kib.parse::<u64>().ok()).map(|kib| kib << 10)
-        };
-        let found = bytes("Pss:").zip(bytes("Pss_Anon:")).zip(bytes("Pss_Shmem:"));
+        let bytes = |name| os::fields::bytes(&text, name);
+        let found = bytes("Pss").zip(bytes("Pss_Anon")).zip(bytes("Pss_Shmem"));
         let ((all_bytes, anonymous_bytes), shared_bytes) =
             found.ok_or_else(|| Failure::Problem(format!("{path} lacks a figure")))?;
         Ok(Memory { all_bytes, own_bytes: anonymous_bytes + shared_bytes })

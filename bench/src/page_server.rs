@@ -144,11 +144,5 @@ fn memcached(folder: &Path, bytes: u64) -> Result<(Process, String), Failure> {
 fn processor_seconds(pid: u32) -> Result<f64, Failure> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).map_err(Failure::attempted(format!("reading {path}")))?;
-    // After the name, which may contain anything; the times are the 12th and the 13th field there.
-    let ticks: u64 = text
-        .rsplit(')')
-        .next()
-        .map(|fields| fields.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum())
-        .unwrap_or(0);
-    Ok(ticks as f64 / TICKS_PER_S)
+    Ok(os::process::processor_ticks(&text) as f64 / TICKS_PER_S)
 }

@@ -203,9 +203,9 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
         memory_groups: memory_version.map(|version| format!("{version:?}")),
         disk_groups: slow_disk.as_ref().map(|disk| format!("{:?}", disk.version())),
         seed: options.seed,
-        kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+        kernel: os::kernel::release(),
         processors: std::thread::available_parallelism().map_or(1, usize::from),
-        memory_bytes: memory_figure("MemTotal:").unwrap_or(0),
+        memory_bytes: memory_figure("MemTotal").unwrap_or(0),
     };
     let mut summary = Summary::new(Ways { baseline, puma, ideal }, conditions, left_out);
     (summary.puma_status, summary.pages_cached_twice) = (puma_status, pages_cached_twice);
@@ -241,7 +241,7 @@ fn check_room(directory: &Path, data_bytes: u64) -> Result<(), Failure> {
             (data_bytes + DISK_RESERVE_BYTES) >> 20,
         )));
     }
-    match memory_figure("MemAvailable:") {
+    match memory_figure("MemAvailable") {
         Some(bytes) if bytes < data_bytes * MEMORY_COPIES => Err(Failure::Problem(format!(
             "{} MiB of memory are available, and {} MiB are needed; use less data with --data-mib, --cache-mib and --lent-mib",
             bytes >> 20,
@@ -253,9 +253,7 @@ fn check_room(directory: &Path, data_bytes: u64) -> Result<(), Failure> {
 
 /// A line of `/proc/meminfo`, in bytes.
 fn memory_figure(name: &str) -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let kib: u64 = text.lines().find_map(|line| line.strip_prefix(name))?.trim().strip_suffix(" kB")?.parse().ok()?;
-    Some(kib << 10)
+    os::fields::bytes(&fs::read_to_string("/proc/meminfo").ok()?, name)
 }
 
 /// Prints the table and writes the files. Returns everything that was left out, including the

@@ -268,7 +268,7 @@ fn disk_bytes() -> Option<u64> {
 /// Bytes that a process had read from disks so far, if the kernel reports them.
 pub fn disk_bytes_of(process: &str) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{process}/io")).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.parse().ok()
+    os::fields::count(&text, "read_bytes")
 }
 
 #[cfg(test)]

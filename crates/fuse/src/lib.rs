@@ -16,7 +16,6 @@
 //! - [`notify`]: messages to the kernel that are not answers.
 //! - [`backing`]: backing files that the kernel reads and writes by itself.
 //! - [`mounting`]: making and ending the mount.
-//! - [`mountinfo`]: the table of all mounts.
 //!
 //! Promises: no message of the kernel makes this crate panic or read out of bounds. Every request
 //! that expects an answer gets exactly one, also when its handler panics. No answer is ever written
@@ -29,7 +28,6 @@ mod buffer;
 mod demand;
 mod later;
 mod more;
-pub mod mountinfo;
 pub mod mounting;
 pub mod notify;
 pub mod reply;

@@ -3,7 +3,6 @@
 
 use crate::Errno;
 use crate::abi;
-use crate::mountinfo::MountTable;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
@@ -144,8 +143,8 @@ pub fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
 /// Sends no request to the mounted file system, which may not be served yet.
 pub fn find(path: &Path, subtype: &str) -> io::Result<Option<u64>> {
     let kind = format!("fuse.{subtype}");
-    let mounts = MountTable::open()?.read()?;
+    let table = os::mountinfo::read()?;
     // A later line for the same place covers an earlier one.
-    let last = mounts.iter().rfind(|mount| mount.mountpoint.as_os_str() == path.as_os_str());
+    let last = os::mountinfo::mounts(&table).rfind(|mount| mount.mountpoint().as_os_str() == path.as_os_str());
     Ok(last.filter(|mount| mount.kind == kind).map(|mount| mount.device))
 }

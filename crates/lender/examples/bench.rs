@@ -29,7 +29,7 @@ const STORE_PAGES: u32 = 65_536;
 const MEASURE: Duration = Duration::from_secs(1);
 
 fn main() -> Result<()> {
-    println!("kernel {}", std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim());
+    println!("kernel {}", os::kernel::release());
     for pages in [1, 32] {
         let request_bytes = size_of::<Header>() + pages * size_of::<WireKey>();
         let reply_bytes = size_of::<Header>() + pages * (size_of::<GetItem>() + PAGE_SIZE);

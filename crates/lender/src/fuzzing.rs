@@ -79,11 +79,11 @@ pub fn memory_files(
     stalls: &str,
     zoneinfo: &str,
 ) -> Option<Memory> {
-    headroom::group_directories(membership, mounts);
+    os::cgroup::MemoryGroup::of(membership, mounts.as_bytes());
     headroom::lazily_freed_pages(vmstat);
     headroom::watermark_bytes(zoneinfo);
     let memory = headroom::machine_memory(meminfo)?;
-    let stalled_us = headroom::stalled_us(stalls).unwrap_or(0);
+    let stalled_us = os::pressure::stalled_us(stalls).unwrap_or(0);
     pressure::judge(stalled_us, Duration::from_micros(stalled_us), memory, memory.free_bytes / 2);
     for capacity in [Capacity::Auto, Capacity::Bytes(stalled_us)] {
         let listen = "unix:/x".parse().ok()?;

@@ -9,15 +9,11 @@
 //! cannot be parsed sets no bound. But without `meminfo` there is an error: then nothing is known,
 //! and the caller must not grow.
 
+use os::cgroup::{MemoryGroup, memory_hierarchies};
+use os::{fields, mountinfo, pressure, zoneinfo};
 use page::PAGE_SIZE;
 use std::io;
 use std::path::{Path, PathBuf};
-
-/// Limits from here on mean "none": version 1 shows the largest possible number of pages for that.
-const UNLIMITED_BYTES: u64 = 1 << 60;
-
-/// Nested cgroups that are read. Nobody nests them deeper, so the kernel's limit does not matter.
-const CGROUP_DEPTH_MAX: usize = 64;
 
 /// Total and free memory in bytes, of the tightest limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,41 +61,13 @@ impl Stalls {
     }
 }
 
-/// The files of a cgroup with its limit and its usage.
-#[derive(Clone, Copy)]
-struct Files {
-    limits: &'static [&'static str],
-    usage: &'static str,
-    /// The file with stalls due to a lack of memory, if there is one.
-    pressure: Option<&'static str>,
-}
-
-const VERSION_1: Files = Files { limits: &["memory.limit_in_bytes"], usage: "memory.usage_in_bytes", pressure: None };
-/// Above `memory.high` a cgroup is slowed down, so it is a limit as well.
-const VERSION_2: Files =
-    Files { limits: &["memory.max", "memory.high"], usage: "memory.current", pressure: Some("memory.pressure") };
-
-struct Group {
-    directory: PathBuf,
-    files: Files,
-}
-
-impl Group {
-    /// Its limit, and the free memory below it. `None`: it has no limit.
-    fn room_bytes(&self) -> Option<(u64, u64)> {
-        let number = |file: &&str| number(&self.directory.join(file)).filter(|bytes| *bytes < UNLIMITED_BYTES);
-        let limit = self.files.limits.iter().filter_map(number).min()?;
-        Some((limit, limit.saturating_sub(number(&self.files.usage)?)))
-    }
-}
-
 /// Reads memory sizes. Finds its cgroups again if the process was moved.
 pub struct Headroom {
     proc: PathBuf,
     /// `/proc/self/cgroup` at the time when `groups` were found.
     membership: String,
     /// Innermost first.
-    groups: Vec<Group>,
+    groups: Vec<MemoryGroup>,
 }
 
 impl Default for Headroom {
@@ -131,7 +99,7 @@ impl Headroom {
         let meminfo = std::fs::read_to_string(self.proc.join("meminfo"))?;
         let machine = machine_memory(&meminfo).ok_or(io::ErrorKind::InvalidData)?;
         let mut memory = machine;
-        for (limit, free) in self.groups.iter().filter_map(Group::room_bytes) {
+        for (limit, free) in self.groups.iter().filter_map(MemoryGroup::room_bytes) {
             memory.total_bytes = memory.total_bytes.min(limit);
             memory.free_bytes = memory.free_bytes.min(free);
         }
@@ -146,19 +114,20 @@ impl Headroom {
         let memory = self.read()?;
         let text = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
         let meminfo = text(self.proc.join("meminfo"));
-        let of_machine = |name| meminfo_bytes(&meminfo, name).unwrap_or(0);
-        let mut spare_bytes = of_machine("MemFree:").saturating_add(of_machine("Inactive(file):"));
+        let of_machine = |name| fields::bytes(&meminfo, name).unwrap_or(0);
+        let mut spare_bytes = of_machine("MemFree").saturating_add(of_machine("Inactive(file)"));
         let mut refaulted_pages = None;
         for group in &self.groups {
             let Some((_, free)) = group.room_bytes() else { continue };
-            let stat = text(group.directory.join("memory.stat"));
-            spare_bytes = spare_bytes.min(free.saturating_add(counted(&stat, "inactive_file")));
-            refaulted_pages.get_or_insert_with(|| counted(&stat, REFAULTS));
+            let stat = group.stat();
+            spare_bytes = spare_bytes.min(free.saturating_add(MemoryGroup::counter(&stat, "inactive_file")));
+            refaulted_pages.get_or_insert_with(|| MemoryGroup::counter(&stat, REFAULTS));
         }
         Ok(Usage {
             memory,
             spare_bytes: spare_bytes.min(memory.total_bytes),
-            refaulted_pages: refaulted_pages.unwrap_or_else(|| counted(&text(self.proc.join("vmstat")), REFAULTS)),
+            refaulted_pages: refaulted_pages
+                .unwrap_or_else(|| fields::count(&text(self.proc.join("vmstat")), REFAULTS).unwrap_or(0)),
         })
     }
 
@@ -168,19 +137,19 @@ impl Headroom {
     /// Fails if it cannot be read.
     pub fn machine_bytes(&self) -> io::Result<u64> {
         let meminfo = std::fs::read_to_string(self.proc.join("meminfo"))?;
-        Ok(meminfo_bytes(&meminfo, "MemTotal:").ok_or(io::ErrorKind::InvalidData)?)
+        Ok(fields::bytes(&meminfo, "MemTotal").ok_or(io::ErrorKind::InvalidData)?)
     }
 
     /// How long others have waited for memory. A cgroup without a limit is left out: that of a
     /// service contains the lender's own threads alone.
     pub fn stalls(&mut self) -> Stalls {
-        let told = |path: PathBuf| stalled_us(&std::fs::read_to_string(path).ok()?);
         // If this fails, the next reading of memory finds the groups.
         let _ = self.refresh_groups();
         let limited = self.groups.iter().find(|group| group.room_bytes().is_some());
+        let machine = std::fs::read_to_string(self.proc.join(pressure::MACHINE)).ok();
         Stalls {
-            limited_us: limited.and_then(|group| told(group.directory.join(group.files.pressure?))),
-            machine_us: told(self.proc.join("pressure/memory")),
+            limited_us: limited.and_then(MemoryGroup::stalled_us),
+            machine_us: machine.and_then(|text| pressure::stalled_us(&text)),
         }
     }
 
@@ -201,13 +170,12 @@ impl Headroom {
     /// no limit.
     fn refresh_groups(&mut self) -> io::Result<()> {
         let read = |name| match std::fs::read(self.proc.join(name)) {
-            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-            Err(error) => Err(error),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            bytes => bytes,
         };
-        let membership = read("self/cgroup")?;
+        let membership = String::from_utf8_lossy(&read("self/cgroup")?).into_owned();
         if membership != self.membership {
-            self.groups = find_groups(&membership, &read("self/mountinfo")?);
+            self.groups = MemoryGroup::of(&membership, &read("self/mountinfo")?);
             self.membership = membership;
         }
         Ok(())
@@ -217,123 +185,23 @@ impl Headroom {
 /// The folders of the files with memory sizes and memory use, for the present cgroup and for any
 /// other one to which the process may be moved. The caller denies a lender access to all others.
 pub fn memory_folders() -> Vec<PathBuf> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let cgroups =
-        mounts.lines().filter_map(|line| cgroup_mount(line, "cgroup2").or_else(|| cgroup_mount(line, "cgroup")));
-    ["/proc", "/sys"].map(PathBuf::from).into_iter().chain(cgroups.map(|(_, mount_point)| mount_point)).collect()
+    let mounts = mountinfo::read().unwrap_or_default();
+    ["/proc", "/sys"].map(PathBuf::from).into_iter().chain(memory_hierarchies(&mounts)).collect()
 }
 
-/// The mount point of the cgroup hierarchy that governs memory: version 1 with the memory
-/// controller, else version 2.
-///
-/// # Errors
-/// Fails if there is none.
-pub fn memory_hierarchy() -> io::Result<PathBuf> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
-    hierarchy(&mounts).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::NotFound, "no control groups are mounted here (with the memory controller)")
-    })
-}
-
-fn hierarchy(mounts: &str) -> Option<PathBuf> {
-    let of = |kind| mounts.lines().find_map(|line| cgroup_mount(line, kind));
-    of("cgroup").or_else(|| of("cgroup2")).map(|(_, mount_point)| mount_point)
-}
-
-/// The directories of the files of [`find_groups`].
-pub(crate) fn group_directories(membership: &str, mounts: &str) -> Vec<PathBuf> {
-    find_groups(membership, mounts).into_iter().map(|group| group.directory).collect()
-}
-
-/// The cgroups with memory files, the innermost of each hierarchy first, up to the mount. A
-/// hierarchy's own root has no limit, and its files show that. But in a cgroup namespace the
-/// apparent root is the container's own group, whose limit counts.
-fn find_groups(membership: &str, mounts: &str) -> Vec<Group> {
-    let mut groups = Vec::new();
-    for line in membership.lines() {
-        // hierarchy:controllers:path; version 2 is hierarchy 0, without controllers.
-        let mut fields = line.splitn(3, ':');
-        let (Some(hierarchy), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
-            continue;
-        };
-        let (kind, files) = match (hierarchy, controllers) {
-            ("0", "") => ("cgroup2", VERSION_2),
-            (_, controllers) if controllers.split(',').any(|name| name == "memory") => ("cgroup", VERSION_1),
-            _ => continue,
-        };
-        let Some((root, mount_point)) = mounts.lines().find_map(|line| cgroup_mount(line, kind)) else { continue };
-        // In a container the mount may show only a part of the tree. Groups above it cannot be
-        // read.
-        let inside = match Path::new(path).strip_prefix(root) {
-            Ok(inside) => inside,
-            Err(_) => Path::new(path).strip_prefix("/").unwrap_or(Path::new("")),
-        };
-        let mut directory = mount_point.join(inside);
-        if !directory.is_dir() {
-            directory = mount_point.clone();
-        }
-        for _ in 0..CGROUP_DEPTH_MAX {
-            groups.push(Group { directory: directory.clone(), files });
-            if directory == mount_point || !directory.pop() {
-                break;
-            }
-        }
-    }
-    groups
-}
-
-/// Root and mount point, if this line of `mountinfo` is a mount of the kind of cgroup that governs
-/// memory.
-fn cgroup_mount<'a>(line: &'a str, kind: &str) -> Option<(&'a str, PathBuf)> {
-    // id parent major:minor root mount-point options [tags] - type source super-options
-    let (left, right) = line.split_once(" - ")?;
-    let mut left = left.split(' ').skip(3);
-    let (root, mount_point) = (left.next()?, left.next()?);
-    let mut right = right.split(' ');
-    let (found, options) = (right.next()?, right.nth(1)?);
-    let governs = kind == "cgroup2" || options.split(',').any(|option| option == "memory");
-    // Spaces are written in octal; nobody mounts cgroups at other unusual names.
-    (found == kind && governs).then(|| (root, PathBuf::from(mount_point.replace("\\040", " "))))
-}
-
-pub(crate) fn machine_memory(meminfo: &str) -> Option<Memory> {
-    Some(Memory { total_bytes: meminfo_bytes(meminfo, "MemTotal:")?, free_bytes: meminfo_bytes(meminfo, "MemFree:")? })
-}
-
-fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
+/// Pages that were read again after their eviction, in `vmstat` and in `memory.stat`.
 const REFAULTS: &str = "workingset_refault_file";
 
-/// In version 1 of cgroups, the counters that include all groups below have another name.
-fn counted(stat: &str, name: &str) -> u64 {
-    let of = |line: &str, prefix: &str| {
-        line.strip_prefix(prefix)?.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok()
-    };
-    let find = |prefix: &str| stat.lines().find_map(|line| of(line, prefix));
-    find("total_").or_else(|| find("")).unwrap_or(0)
-}
-
-fn number(path: &Path) -> Option<u64> {
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+pub(crate) fn machine_memory(meminfo: &str) -> Option<Memory> {
+    Some(Memory { total_bytes: fields::bytes(meminfo, "MemTotal")?, free_bytes: fields::bytes(meminfo, "MemFree")? })
 }
 
 pub(crate) fn lazily_freed_pages(vmstat: &str) -> Option<u64> {
-    vmstat.lines().find_map(|line| line.strip_prefix("pglazyfreed ")?.trim().parse().ok())
+    fields::count(vmstat, "pglazyfreed")
 }
 
-/// Each zone has a line of its own; the limits of its processors' lists have other names (`high:`,
-/// `high_min:`).
 pub(crate) fn watermark_bytes(zoneinfo: &str) -> u64 {
-    let pages = |line: &str| line.trim_start().strip_prefix("high ")?.trim().parse::<u64>().ok();
-    zoneinfo.lines().filter_map(pages).fold(0, u64::saturating_add).saturating_mul(PAGE_SIZE as u64)
-}
-
-pub(crate) fn stalled_us(pressure: &str) -> Option<u64> {
-    let some = pressure.lines().find(|line| line.starts_with("some "))?;
-    some.split(' ').find_map(|field| field.strip_prefix("total=")?.parse().ok())
+    zoneinfo::high_watermark_pages(zoneinfo).saturating_mul(PAGE_SIZE as u64)
 }
 
 #[cfg(test)]
@@ -513,81 +381,19 @@ mod tests {
         assert!(Headroom::new(Path::new("/nonexistent")).read().is_err());
     }
 
-    /// Lines from Linux 6.18 on a machine of 20 GiB, of three zones and one processor.
-    const ZONEINFO: &str = "\
-Node 0, zone      DMA
-  per-node stats
-      nr_inactive_anon 99625
-  pages free     3840
-        boost    0
-        min      12
-        low      15
-        high     18
-        promo    21
-        spanned  4095
-        protection: (0, 3019, 19787, 19787, 19787)
-      nr_free_pages 3840
-  pagesets
-    cpu: 0
-              count:    0
-              high:     0
-              batch:    1
-              high_min: 7
-              high_max: 240
-  vm stats threshold: 4
-Node 0, zone    DMA32
-  pages free     772917
-        boost    0
-        min      2576
-        low      3348
-        high     4120
-        promo    4892
-  pagesets
-    cpu: 0
-              count:    0
-              high:     1674
-              batch:    63
-              high_min: 1674
-              high_max: 48307
-  vm stats threshold: 24
-Node 0, zone  Movable
-  pages free     0
-        boost    0
-        min      32
-        low      32
-        high     32
-        promo    32
-        protection: (0, 0, 0, 0, 0)
-";
-
     #[test]
     fn what_the_kernel_keeps_free_is_the_sum_of_its_zones() {
-        assert_eq!(watermark_bytes(ZONEINFO), (18 + 4120 + 32) * 4096);
         let max = u64::MAX;
-        for (text, bytes) in [("", 0), ("high\nhigh \nhigh -1\nhigh x\n high: 9", 0), ("high 1\nhigh   2 ", 3 * 4096)] {
-            assert_eq!(watermark_bytes(text), bytes, "{text:?}");
-        }
         assert_eq!(watermark_bytes(&format!("high {max}\nhigh {max}\n")), max);
         let machine = Machine::new("", "");
         assert_eq!(machine.headroom().watermark_bytes(), 0);
-        machine.group("proc", &[("zoneinfo", ZONEINFO)]);
-        assert_eq!(machine.headroom().watermark_bytes(), 4170 * 4096);
+        machine.group("proc", &[("zoneinfo", "  pages free  3840\n  high  18\n  high  4120\n  high: 9\n")]);
+        assert_eq!(machine.headroom().watermark_bytes(), 4138 * 4096);
     }
 
     #[test]
     fn this_machine_can_be_read() {
         let memory = Headroom::default().read().unwrap();
         assert!(memory.free_bytes <= memory.total_bytes && memory.total_bytes > 0, "{memory:?}");
-    }
-
-    #[test]
-    fn the_hierarchy_of_memory_is_found() {
-        let v1 = "36 35 0:31 / /sys/fs/cgroup/memory rw,relatime shared:1 - cgroup cgroup rw,memory";
-        let v2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw";
-        let cpu = "37 35 0:32 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct";
-        let found = |lines: &[&str]| hierarchy(&lines.join("\n"));
-        assert_eq!(found(&[v2, cpu, v1]), Some("/sys/fs/cgroup/memory".into()));
-        assert_eq!(found(&[cpu, v2]), Some("/sys/fs/cgroup".into()));
-        assert_eq!(found(&[cpu, "nonsense"]), None);
     }
 }

@@ -9,6 +9,7 @@ mod client;
 
 use client::{Client, PATIENCE, config, key};
 use lender::{Address, Server};
+use os::cgroup::{Version, hierarchy, parse_number};
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -28,20 +29,14 @@ struct Group {
 
 impl Group {
     fn new(name: &str, limit_bytes: u64) -> Result<Group, String> {
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
-        let mount_of = |kind: &str, option: &str| {
-            let line = mounts.lines().find(|line| {
-                let (_, right) = line.split_once(" - ").unwrap_or_default();
-                right.split(' ').next() == Some(kind) && right.contains(option)
-            })?;
-            line.split(' ').nth(4).map(PathBuf::from)
-        };
-        let unified = mount_of("cgroup2", "");
+        let mounts = os::mountinfo::read().map_err(|error| error.to_string())?;
+        let mount_of = |version| hierarchy(&mounts, version, "memory").map(|mount| mount.mountpoint());
+        let unified = mount_of(Version::V2);
         let governs = |root: &PathBuf| {
             let _ = std::fs::write(root.join("cgroup.subtree_control"), "+memory");
             std::fs::read_to_string(root.join("cgroup.subtree_control")).is_ok_and(|text| text.contains("memory"))
         };
-        let (root, version_2) = match (unified.filter(governs), mount_of("cgroup", ",memory")) {
+        let (root, version_2) = match (unified.filter(governs), mount_of(Version::V1)) {
             (Some(root), _) => (root, true),
             (None, Some(root)) => (root, false),
             (None, None) => return Err("no memory cgroup is mounted".into()),
@@ -67,14 +62,14 @@ impl Group {
     }
 
     fn usage_bytes(&self) -> u64 {
-        let file = if self.version_2 { "memory.current" } else { "memory.usage_in_bytes" };
-        self.read(file).trim().parse().unwrap()
+        let version = if self.version_2 { Version::V2 } else { Version::V1 };
+        parse_number(&self.read(version.usage())).unwrap()
     }
 
     fn oom_kills(&self) -> u64 {
         let file = if self.version_2 { "memory.events" } else { "memory.oom_control" };
         let text = self.read(file);
-        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap()
+        os::fields::count(&text, "oom_kill").unwrap()
     }
 }
 

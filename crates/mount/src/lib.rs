@@ -53,7 +53,7 @@ mod takeover;
 
 /// What a keeper uses: the state memory of a mount, and the descriptors that outlive a daemon.
 pub mod handover {
-    pub use crate::takeover::{about, channel, given, has_ended, is_dying, is_stopped, layout};
+    pub use crate::takeover::{about, channel, given, layout};
 }
 
 pub use fuse::Served;

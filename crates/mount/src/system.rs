@@ -356,13 +356,6 @@ pub(crate) fn set_thread_groups(groups: &[u32]) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) }).map(|_| ())
 }
 
-/// The supplementary groups of a task, as `/proc` shows them. None if that cannot be read.
-pub(crate) fn groups_of(task: u32) -> Vec<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{task}/status")).unwrap_or_default();
-    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
-    groups.split_whitespace().filter_map(|group| group.parse().ok()).collect()
-}
-
 /// Sets the user id that this thread's file accesses are made with.
 pub(crate) fn set_thread_fsuid(uid: u32) {
     // SAFETY: no memory is passed. The call reports no errors; with CAP_SETUID it has none.

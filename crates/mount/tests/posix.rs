@@ -181,9 +181,7 @@ fn file_handles_are_refused() {
 }
 
 fn is_kernel(least: (u32, u32)) -> bool {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse().ok());
-    (numbers.next().unwrap(), numbers.next().unwrap()) >= least
+    os::kernel::version() >= least
 }
 
 /// A user namespace whose ids 0 to 999 are [`IDS_FIRST`] and those behind it outside.

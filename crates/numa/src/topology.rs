@@ -66,11 +66,8 @@ fn read_node(sys: &Path, id: u32) -> io::Result<Node> {
 fn only_node() -> io::Result<Node> {
     let cpus = std::thread::available_parallelism()?.get() as u32;
     let info = fs::read_to_string("/proc/meminfo")?;
-    let bytes = |name: &str| -> u64 {
-        let line = info.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
-    };
-    let (memory_bytes, free_bytes) = (bytes("MemTotal:"), bytes("MemFree:"));
+    let bytes = |name| os::fields::bytes(&info, name).unwrap_or(0);
+    let (memory_bytes, free_bytes) = (bytes("MemTotal"), bytes("MemFree"));
     Ok(Node { id: 0, cpus: (0..cpus).collect(), distances: vec![10], memory_bytes, free_bytes })
 }
 

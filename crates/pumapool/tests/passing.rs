@@ -45,7 +45,5 @@ fn files_that_are_streamed_over_and_over_are_left_to_the_kernel() {
 
 /// Whether the kernel can, as far as can be seen from outside.
 fn fuse_passes(mount: &Mount) -> bool {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
-    (numbers.next(), numbers.next()) >= (Some(6), Some(9)) && mount.status().write == report::Write::Through
+    os::kernel::version() >= (6, 9) && mount.status().write == report::Write::Through
 }

@@ -29,20 +29,16 @@ pub struct Sample {
 pub fn look(pid: u32, at_s: f64) -> io::Result<Sample> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let own_kib = number(&memory, "Private_Clean:") + number(&memory, "Private_Dirty:");
+    let bytes = |text, name| os::fields::bytes(text, name).unwrap_or(0);
+    let own_bytes = bytes(&memory, "Private_Clean") + bytes(&memory, "Private_Dirty");
     Ok(Sample {
         at_s,
         pid,
-        resident_bytes: number(&status, "VmRSS:") << 10,
-        own_bytes: own_kib.saturating_sub(number(&memory, "LazyFree:")) << 10,
+        resident_bytes: bytes(&status, "VmRSS"),
+        own_bytes: own_bytes.saturating_sub(bytes(&memory, "LazyFree")),
         descriptor_count: fs::read_dir(format!("/proc/{pid}/fd"))?.count() as u64,
-        thread_count: number(&status, "Threads:"),
+        thread_count: os::fields::count(&status, "Threads").unwrap_or(0),
     })
-}
-
-fn number(text: &str, name: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
 /// The fifth of a run with that number, 0 to 4.

@@ -408,7 +408,7 @@ pub fn run(setup: &Setup<'_>, seed: u64) -> Result<Soak, Failure> {
         seed,
         seconds,
         revision: output_of("git", &["rev-parse", "HEAD"]),
-        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        kernel: os::kernel::release(),
         processors: std::thread::available_parallelism().map_or(1, usize::from),
         memory_bytes: rustix::system::sysinfo().totalram * u64::from(rustix::system::sysinfo().mem_unit),
         load: Vec::new(),

@@ -8,6 +8,8 @@
 //! Must never happen here: a signal to a process outside of a directory that was made here.
 
 use crate::{attempted, mounts, wait_until_ok};
+pub use os::cgroup::Version;
+use os::cgroup::{directory, hierarchy, memberships, parse_number};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,15 +22,6 @@ const EMPTY_LIMIT: Duration = Duration::from_secs(60);
 
 /// Prefix of all directories that are made here.
 const PREFIX: &str = "puma-";
-
-/// Version of the control-group interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
-    /// One hierarchy for each controller.
-    V1,
-    /// One hierarchy for all of them.
-    V2,
-}
 
 /// A controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,27 +53,31 @@ pub(crate) fn place(controllers: &[Controller]) -> io::Result<Place> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no controller asked for"));
     };
     let own = fs::read_to_string("/proc/self/cgroup").map_err(attempted("reading /proc/self/cgroup"))?;
-    let mounts = mounts::list()?;
+    let own_group = |version, controller| {
+        let mut memberships = memberships(&own).filter(|one| one.version == version);
+        memberships.find(|one| one.may_govern(controller)).map_or("/", |one| one.path)
+    };
+    let table = mounts::table()?;
     let name = first.name(Version::V1);
-    let v1 = mounts.iter().find(|m| m.kind == "cgroup" && m.super_options.split(',').any(|option| option == name));
-    if let Some(mount) = v1 {
-        let own = own_group(&own, |controllers| controllers.split(',').any(|controller| controller == name));
-        return Ok(Place { version: Version::V1, parent: inside(mount, own) });
+    if let Some(mount) = hierarchy(&table, Version::V1, name) {
+        let parent = directory(&mount, own_group(Version::V1, name));
+        return Ok(Place { version: Version::V1, parent });
     }
-    let Some(mount) = mounts.iter().find(|mount| mount.kind == "cgroup2") else {
+    let name_v2 = first.name(Version::V2);
+    let Some(mount) = hierarchy(&table, Version::V2, name_v2) else {
         let message = format!("no control groups with the {name} controller are mounted here");
         return Err(io::Error::new(io::ErrorKind::NotFound, message));
     };
-    let own = inside(mount, own_group(&own, str::is_empty));
+    let (own, top) = (directory(&mount, own_group(Version::V2, name_v2)), mount.mountpoint());
     // A slow disk's group is useless without its memory on the same hierarchy; but if memory is on
     // version 1, version 2 does not list it.
-    let root_has = |controller: &&Controller| lists(&mount.at, "cgroup.controllers", controller.name(Version::V2));
+    let root_has = |controller: &&Controller| lists(&top, "cgroup.controllers", controller.name(Version::V2));
     let wanted: Vec<&str> =
         std::iter::once(first).chain(others.iter().filter(root_has)).map(|c| c.name(Version::V2)).collect();
     let mut refusal = io::Error::new(io::ErrorKind::NotFound, format!("no group here has the controllers {wanted:?}"));
     // A group that has processes itself cannot pass controllers to children, so the nearest
     // ancestor that can is used.
-    for parent in own.ancestors().take_while(|path| path.starts_with(&mount.at)) {
+    for parent in own.ancestors().take_while(|path| path.starts_with(&top)) {
         match hand_down(parent, &wanted) {
             Ok(()) => return Ok(Place { version: Version::V2, parent: parent.to_owned() }),
             Err(error) => refusal = error,
@@ -117,31 +114,14 @@ pub(crate) fn read(file: &Path) -> io::Result<String> {
 /// Reads a control file that holds one number. "max" is the largest.
 pub(crate) fn read_number(file: &Path) -> io::Result<u64> {
     let text = read(file)?;
-    match text.trim() {
-        "max" => Ok(u64::MAX),
-        digits => digits.parse().map_err(|_| {
-            io::Error::new(io::ErrorKind::InvalidData, format!("{} holds {digits:?}, not a number", file.display()))
-        }),
-    }
+    parse_number(&text).ok_or_else(|| {
+        let message = format!("{} holds {:?}, not a number", file.display(), text.trim());
+        io::Error::new(io::ErrorKind::InvalidData, message)
+    })
 }
 
 fn lists(directory: &Path, file: &str, word: &str) -> bool {
     fs::read_to_string(directory.join(file)).is_ok_and(|text| text.split_whitespace().any(|w| w == word))
-}
-
-/// The path of this process's group on the hierarchy whose controller list is accepted.
-fn own_group(proc_file: &str, accept: impl Fn(&str) -> bool) -> &str {
-    let mut lines = proc_file.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
-    lines.find(|(controllers, _)| accept(controllers)).map_or("/", |(_, path)| path)
-}
-
-/// The path of a group in the file tree. In a container the hierarchy may be mounted in part, or
-/// with a path from outside.
-fn inside(mount: &mounts::Mount, own: &str) -> PathBuf {
-    let own = Path::new(own);
-    let below = own.strip_prefix(&mount.root).or_else(|_| own.strip_prefix("/")).unwrap_or(own);
-    let path = mount.at.join(below);
-    if path.is_dir() { path } else { mount.at.clone() }
 }
 
 /// A directory of a control group. Dropping it kills the processes that are still in it, and
@@ -236,14 +216,6 @@ fn made_by(entry: &str, name: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn own_group_is_found_on_either_version() {
-        let text = "5:cpu,memory:/a/b\n1:name=systemd:/x\n0::/user.slice/s:1.scope\n";
-        assert_eq!(own_group(text, |c| c.split(',').any(|c| c == "memory")), "/a/b");
-        assert_eq!(own_group(text, str::is_empty), "/user.slice/s:1.scope");
-        assert_eq!(own_group(text, |c| c == "blkio"), "/");
-    }
 
     #[test]
     fn only_our_own_names_are_swept() {

@@ -40,11 +40,11 @@ impl BlockDevice {
         if major == 0 {
             // An anonymous device. btrfs has one although it is on a real device, which is the
             // mount's source.
-            let mounts = mounts::list()?;
-            let mount = mounts.iter().rev().find(|mount| (mount.major, mount.minor) == (major, minor));
-            let source = mount.and_then(|mount| fs::metadata(&mount.source).ok());
+            let table = mounts::table()?;
+            let mount = os::mountinfo::mounts(&table).rev().find(|mount| mount.device == stat.dev());
+            let source = mount.and_then(|mount| fs::metadata(mount.source()).ok());
             let Some(source) = source.filter(|source| source.file_type().is_block_device()) else {
-                let kind = mount.map_or("unknown", |mount| &mount.kind);
+                let kind = mount.map_or("unknown", |mount| mount.kind);
                 let message = format!(
                     "{} is on a file system ({kind}) that has no disk of its own, so no disk can be slowed down there; \
                      choose a directory on a disk",

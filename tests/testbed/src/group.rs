@@ -74,14 +74,13 @@ impl Group {
     /// only nearly of the same moment.
     pub fn memory_use(&self) -> io::Result<MemoryUse> {
         let (version, directory) = self.limited()?;
-        let (total, cache) = match version {
-            Version::V1 => ("memory.usage_in_bytes", "total_cache "),
-            Version::V2 => ("memory.current", "file "),
+        let cache = match version {
+            Version::V1 => "total_cache",
+            Version::V2 => "file",
         };
-        let total_bytes = cgroup::read_number(&directory.file(total))?;
+        let total_bytes = cgroup::read_number(&directory.file(version.usage()))?;
         let stat = cgroup::read(&directory.file("memory.stat"))?;
-        let cache = stat.lines().find_map(|line| line.strip_prefix(cache)?.parse().ok());
-        let page_cache_bytes = cache.ok_or_else(|| {
+        let page_cache_bytes = os::fields::count(&stat, cache).ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::InvalidData,
                 format!("{} has no line for the page cache", directory.path().display()),

@@ -24,7 +24,8 @@ pub fn left_behind(pid: u32) -> Vec<PathBuf> {
         let entries = fs::read_dir(directory).into_iter().flatten().flatten();
         found.extend(entries.map(|entry| entry.path()).filter(|path| is_ours(path)));
     }
-    let places = mounts::list().into_iter().flatten().map(|mount| mount.at);
+    let table = mounts::table().unwrap_or_default();
+    let places = os::mountinfo::mounts(&table).map(|mount| mount.mountpoint());
     found.extend(places.filter(|place| place.ancestors().any(is_ours)));
     found
 }

@@ -168,7 +168,7 @@ impl WithoutFsetid {
         }
         let mut guard = WithoutFsetid::begin()?;
         if mode.contains(Mode::SGID) {
-            system::set_thread_groups(&system::groups_of(caller.task))?;
+            system::set_thread_groups(&os::process::groups(caller.task))?;
             guard.groups = true;
             let gid = if caller.gid == abi::INVALID_ID { NOBODY } else { caller.gid };
             system::set_thread_fsgid(gid);

@@ -319,31 +319,8 @@ fn holder_is_dying(fd: &OwnedFd) -> bool {
     if result != 0 || lock.l_type == libc::F_UNLCK as libc::c_short {
         return false;
     }
-    is_dying(lock.l_pid)
+    os::process::is_dying(lock.l_pid)
 }
-
-/// Whether the first thread of a process has ended, whatever others are left.
-pub fn is_dying(process: i32) -> bool {
-    has_ended(&std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default())
-}
-
-/// Whether a process is stopped, by a signal or by a debugger.
-pub fn is_stopped(process: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
-}
-
-/// Whether a thread has ended, or is giving back what it has: it does nothing any more, but closing
-/// its files may wait for an answer, if they are on the mount. Told by its /proc/PID/task/TID/stat.
-pub fn has_ended(stat: &str) -> bool {
-    // State and flags stand behind the name, which may hold anything.
-    let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
-    let flags = rest.split_whitespace().nth(6).and_then(|word| word.parse::<u64>().ok());
-    rest.starts_with(['Z', 'X']) || flags.is_some_and(|flags| flags & PF_EXITING != 0)
-}
-
-/// Of a thread's flags (include/linux/sched.h).
-const PF_EXITING: u64 = 4;
 
 /// A node's slot.
 pub(crate) struct NodeSlot {

@@ -24,7 +24,6 @@ pub(crate) mod resent;
 mod restore;
 
 pub(crate) use keep::Keep;
-pub use memory::{has_ended, is_dying, is_stopped};
 
 use rustix::fd::OwnedFd;
 use std::io;

@@ -67,23 +67,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(if stuck { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn kernel_release() -> String {
-    rustix::system::uname().release().to_string_lossy().into_owned()
-}
-
-/// Major and minor version of the running kernel.
-fn kernel_version() -> (u32, u32) {
-    let release = kernel_release();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
-}
-
 fn kernel() -> Finding {
     Finding {
         what: "kernel",
-        works: kernel_version() >= (6, 1),
+        works: os::kernel::version() >= (6, 1),
         needed: false,
-        finding: kernel_release(),
+        finding: os::kernel::release(),
         advice: "Puma is tested on Linux 6.1 and newer",
     }
 }
@@ -136,7 +125,7 @@ fn unmounting() -> Finding {
 }
 
 fn resending() -> Finding {
-    let works = kernel_version() >= (6, 9);
+    let works = os::kernel::version() >= (6, 9);
     Finding {
         what: "takeover",
         works,
@@ -165,7 +154,7 @@ fn tap() -> Finding {
 }
 
 fn uncached_reads() -> Finding {
-    let works = kernel_version() >= (6, 14);
+    let works = os::kernel::version() >= (6, 14);
     Finding {
         what: "uncached reads",
         works,
@@ -180,7 +169,7 @@ fn uncached_reads() -> Finding {
 }
 
 fn reclaim_scan() -> Finding {
-    let works = kernel_version() >= (6, 7);
+    let works = os::kernel::version() >= (6, 7);
     Finding {
         what: "reclaim scan",
         works,
@@ -195,7 +184,7 @@ fn reclaim_scan() -> Finding {
 }
 
 fn pressure() -> Finding {
-    let works = fs::read_to_string("/proc/pressure/memory").is_ok();
+    let works = os::pressure::is_reported();
     Finding {
         what: "memory pressure",
         works,

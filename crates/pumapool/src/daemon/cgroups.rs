@@ -4,7 +4,7 @@ use crate::cli::size;
 use anyhow::{Context, Result, bail};
 use borrower::cgroups::{Cgroups, NAMED_MAX, Others};
 use borrower::groups::Limits;
-use lender::headroom::memory_hierarchy;
+use os::cgroup::memory_hierarchy;
 use page::PAGE_SIZE;
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -241,9 +241,8 @@ pub fn ask_all_and_silent() -> (Vec<Status>, Vec<Silent>) {
 fn silent_at(path: &Path) -> Option<Silent> {
     let pid = named_after(path)?.1;
     // Of a mount a child of that process serves.
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    let mut all = [pid].into_iter().chain(children.split_whitespace().filter_map(|pid| pid.parse().ok()));
-    let reason = match all.rfind(|pid| ::mount::handover::is_stopped(*pid)) {
+    let mut all = [pid].into_iter().chain(os::process::children(pid));
+    let reason = match all.rfind(|pid| os::process::is_stopped(*pid)) {
         Some(stopped) => format!("process {stopped} is stopped: kill -CONT {stopped} lets it go on"),
         None => "it is busy, or hangs: see its log".to_owned(),
     };

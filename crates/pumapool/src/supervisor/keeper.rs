@@ -106,7 +106,7 @@ impl Pulse {
         if !is_late || self.is_silent {
             return;
         }
-        let is_stopped = mount::handover::is_stopped(pid);
+        let is_stopped = os::process::is_stopped(pid);
         if self.answers || is_stopped {
             self.is_silent = true;
             let why = match is_stopped {
@@ -401,7 +401,7 @@ impl Keeper {
             let look_in = [left, unread].into_iter().flatten().fold(LOOK_AGAIN, Duration::min);
             let ready = poll(&mut fds, Some(&timespec(look_in)));
             let has_ended = !fds[0].revents().is_empty()
-                || ready == Ok(0) && unread.is_none() && mount::handover::is_dying(pid.as_raw_nonzero().get());
+                || ready == Ok(0) && unread.is_none() && os::process::is_dying(pid.as_raw_nonzero().get());
             // Any other thread that is left may still be writing below: the successor must not
             // begin before that is done.
             let is_gone = has_ended
@@ -601,7 +601,7 @@ fn only_waiting_left(process: Pid) -> bool {
         let read = |name: &str| std::fs::read_to_string(thread.path().join(name)).unwrap_or_default();
         let (name, wait) = (read("comm"), read("wchan"));
         [mount::NOTIFIER, mount::JANITOR].contains(&name.trim_end())
-            || mount::handover::has_ended(&read("stat"))
+            || os::process::has_ended(&read("stat"))
             || name.starts_with(hostcache::host::THREADS) && wait == WAITS_FOR_FUSE
     })
 }

@@ -90,7 +90,7 @@ impl Kept {
         if channel.is_lost() {
             return Some("the supervisor is gone: the mount dies with its daemon; mount again when you can".to_owned());
         }
-        let is_stopped = mount::handover::is_stopped(keeper_pid);
+        let is_stopped = os::process::is_stopped(keeper_pid);
         is_stopped
             .then(|| format!("the supervisor is stopped, and would start no other daemon: kill -CONT {keeper_pid}"))
     }

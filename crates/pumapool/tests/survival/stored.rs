@@ -1,7 +1,7 @@
 //! What a service manager stores survives the supervisor.
 
 use crate::setup::{self, PATIENCE, can_run, kill};
-use crate::supervisor::children;
+use os::process::children;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::process::Signal;
 use std::collections::BTreeMap;

@@ -78,12 +78,6 @@ fn nothing_that_starts_a_daemon_waits_for_the_mount() {
     setup::umount(source_text);
 }
 
-/// The processes that a process has started.
-pub fn children(pid: u32) -> Vec<u32> {
-    let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
-}
-
 #[test]
 fn a_daemon_that_never_serves_is_not_started_for_ever() {
     let test = "a_daemon_that_never_serves_is_not_started_for_ever";
@@ -97,7 +91,7 @@ fn a_daemon_that_never_serves_is_not_started_for_ever() {
     let keeper = mount.process.pid();
     let mut killed = BTreeSet::new();
     let ended = wait_until(PATIENCE, || {
-        for child in children(keeper) {
+        for child in os::process::children(keeper) {
             if killed.insert(child) {
                 kill(child);
             }

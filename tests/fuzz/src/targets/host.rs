@@ -30,6 +30,44 @@ pub const MEMORY_FILES: Target = Target {
     },
 };
 
+pub const PROC_FILES: Target = Target {
+    name: "proc_files",
+    about: "/proc: the table of mounts, the groups and the stat of a process, and lines of a name and a value",
+    input_bytes_max: 1024,
+    run: |bytes| {
+        for mount in os::mountinfo::mounts(bytes) {
+            let (root, at, source) = (mount.root(), mount.mountpoint(), mount.source());
+            assert!(root.as_os_str().len() + at.as_os_str().len() + source.as_os_str().len() <= bytes.len());
+            let kept = os::mountinfo::MountEntry::from(mount);
+            assert_eq!((kept.mountpoint, kept.user), (at, mount.user()));
+        }
+        let text = String::from_utf8_lossy(bytes);
+        for membership in os::cgroup::memberships(&text) {
+            assert!(membership.path.len() <= text.len() && !membership.path.contains('\n'));
+        }
+        os::cgroup::MemoryGroup::of(&text, bytes);
+        os::process::has_ended(&text);
+        os::process::processor_ticks(&text);
+        os::pressure::stalled_us(&text);
+        for name in ["MemTotal", "a"] {
+            let bytes = os::fields::bytes(&text, name);
+            assert!(bytes.is_none_or(|bytes| bytes % 1024 == 0));
+            os::cgroup::MemoryGroup::counter(&text, name);
+        }
+    },
+    seeds: || {
+        [
+            r"36 35 98:0 /a\040b /mnt\134 rw,nosuid master:1 - fuse.x /dev/a rw,user_id=7",
+            "31 25 0:27 /x /m rw shared:1 - cgroup cgroup rw,memory\n4:cpu,memory:/x/y\n0::/a\n",
+            "7 (a) R) Z 1 7 7 0 -1 4 1 2 3 4 30 12 0 0",
+            "MemTotal:  1024000 kB\na 7\ntotal_a 8\n",
+            "some avg10=0.00 total=500\n",
+        ]
+        .map(|text| text.as_bytes().to_vec())
+        .to_vec()
+    },
+};
+
 pub const SIZES: Target = Target {
     name: "sizes",
     about: "sizes as people write them",

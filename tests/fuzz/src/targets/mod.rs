@@ -38,6 +38,7 @@ pub static TARGETS: &[Target] = &[
     tap::RING,
     tap::CALIBRATION,
     host::MEMORY_FILES,
+    host::PROC_FILES,
     host::SIZES,
     host::STATUS,
     mount::HANDED_OVER,

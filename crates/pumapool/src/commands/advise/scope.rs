@@ -33,7 +33,7 @@ pub(super) struct Scope {
 impl Scope {
     /// What is below these paths.
     pub(super) fn new(paths: &[PathBuf]) -> Result<Scope> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mounts = os::mountinfo::read().unwrap_or_default();
         let mut scope = Scope::default();
         for path in paths {
             let attempt = || format!("cannot look at {}, name a directory or file that is there", path.display());
@@ -127,13 +127,8 @@ impl Scope {
 }
 
 /// Whether a whole file system is mounted there, rather than a part of one.
-fn is_whole(mounts: &str, path: &Path) -> bool {
-    // id parent major:minor root mount-point ...; spaces are written in octal.
-    let is_root = |line: &str| {
-        let mut fields = line.split(' ').skip(3);
-        fields.next() == Some("/") && fields.next().is_some_and(|at| Path::new(&at.replace("\\040", " ")) == path)
-    };
-    mounts.lines().any(is_root)
+fn is_whole(mounts: &[u8], path: &Path) -> bool {
+    os::mountinfo::mounts(mounts).any(|mount| mount.root() == Path::new("/") && mount.mountpoint() == path)
 }
 
 #[cfg(test)]
@@ -167,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_mount_of_a_part_is_no_whole() {
-        let mounts = "24 1 254:0 / / rw - ext4 /dev/vda rw\n25 24 254:0 /srv/x /mnt/a\\040b rw - ext4 /dev/vda rw\n\
+        let mounts = b"24 1 254:0 / / rw - ext4 /dev/vda rw\n25 24 254:0 /srv/x /mnt/a\\040b rw - ext4 /dev/vda rw\n\
                       26 24 254:1 / /srv/a\\040b rw - xfs /dev/vdb rw\n";
         assert!(is_whole(mounts, Path::new("/")) && is_whole(mounts, Path::new("/srv/a b")));
         assert!(!is_whole(mounts, Path::new("/mnt/a b")) && !is_whole(mounts, Path::new("/srv")));
