@@ -42,10 +42,10 @@ fn read_node(sys: &Path, id: u32) -> io::Result<Node> {
     let folder = sys.join(format!("node{id}"));
     let read = |name: &str| fs::read_to_string(folder.join(name));
     let meminfo = read("meminfo")?;
-    let kib = |name: &str| -> Option<u64> {
-        // Node 0 MemTotal:       24683848 kB
-        let mut words = meminfo.lines().find(|line| line.contains(name))?.split_whitespace().rev();
-        words.nth(1)?.parse().ok()
+    // Lines of /proc/meminfo behind the node's name: Node 0 MemTotal:       24683848 kB
+    let bytes = |name| {
+        let mut lines = meminfo.lines().filter_map(|line| line.splitn(3, ' ').nth(2));
+        lines.find_map(|line| os::fields::bytes(line, name))
     };
     let node = || {
         Some(Node {
@@ -56,8 +56,8 @@ fn read_node(sys: &Path, id: u32) -> io::Result<Node> {
                 .split_whitespace()
                 .map(|word| word.parse().ok())
                 .collect::<Option<_>>()?,
-            memory_bytes: kib("MemTotal:")? << 10,
-            free_bytes: kib("MemFree:")? << 10,
+            memory_bytes: bytes("MemTotal")?,
+            free_bytes: bytes("MemFree")?,
         })
     };
     node().ok_or_else(|| strange(&folder))
