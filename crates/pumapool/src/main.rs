@@ -23,16 +23,16 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Keeps the page-cache pages that this machine evicts in the idle memory of others.
+/// Stores page-cache pages that this machine evicts in the idle memory of other machines.
 #[derive(Parser)]
 #[command(name = "pumapool", version, max_term_width = 100)]
 struct Cli {
-    /// What to log: error, warn, info, debug, trace, or a filter like `borrower=debug`.
+    /// Log level: error, warn, info, debug, trace, or a filter like `borrower=debug`.
     #[arg(long, global = true, default_value = "info", env = "PUMAPOOL_LOG", value_name = "LEVEL", value_parser = log::level)]
     log: String,
 
-    /// Of a daemon: take options from this file (TOML), by their long names. Those of the command
-    /// line override them. SIGHUP has it read again.
+    /// For daemons: take options from this file (TOML), by their long names. Options of the command
+    /// line override it. On SIGHUP the daemon reads it again.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -42,7 +42,7 @@ struct Cli {
 
 impl CommandLine for Cli {
     fn merged(&self) -> Merged {
-        // Commands that are no daemons cannot be passed on.
+        // A command that is not a daemon is never passed on to a child process.
         Merged { log: self.log.clone(), command: serde_json::to_value(&self.command).unwrap_or_default() }
     }
 
@@ -56,14 +56,14 @@ impl CommandLine for Cli {
 enum Command {
     /// Lend this machine's idle memory.
     Lend(lend::Options),
-    /// Mount a directory, and keep the pages that its page cache evicts at a lender.
+    /// Mount a directory, and store the pages that its page cache evicts at lenders.
     Mount(mount::Options),
     /// Lend while this machine's memory is idle, and borrow while its mounts evict.
     Join(join::Options),
-    /// Make a node that has joined lend, borrow, or choose by itself.
+    /// Make a node of a pool lend, borrow, or choose by itself.
     #[serde(skip)]
     Role(role::Options),
-    /// Fill a host's page cache with what its virtual machines evict.
+    /// Store pages that virtual machines evict in the page cache of their host.
     HostCache(host_cache::Options),
     /// Watch a directory under its normal load, and estimate whether Puma would help; or with
     /// --lend, how much this machine could lend.
@@ -86,7 +86,7 @@ enum Command {
     /// Show the state of the lenders and mounts of this machine.
     #[serde(skip)]
     Status(status::Options),
-    /// Show it live: hit ratio, latencies, lenders, reclaim, roles.
+    /// Show hit ratios, latencies, lenders, reclaim and roles live.
     #[serde(skip)]
     Top(top::Options),
     /// Print or serve the metrics of all daemons of this machine, for Prometheus.
@@ -122,8 +122,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// What mount(8) wants done. None: nothing any more. It only wanted to know if that would be right,
-/// or flags of a mount have changed.
+/// Interprets a call by mount(8). Returns `None` if nothing is left to do: mount(8) only checked
+/// the call (`-f`), or it changed flags of a mount.
 fn help_mount(arguments: &[OsString]) -> Result<Option<Cli>> {
     let root = Cli::built();
     let mount = root.find_subcommand("mount").context("there is no `pumapool mount`")?;
@@ -142,7 +142,7 @@ fn help_mount(arguments: &[OsString]) -> Result<Option<Cli>> {
     Ok((!wanted.fake).then_some(cli))
 }
 
-/// Runs a command for mount(8), which says nothing of what goes well.
+/// Runs a command for mount(8), without output on success.
 fn run_silently(cli: Cli) -> ExitCode {
     let silent = File::options().write(true).open("/dev/null").context("cannot open /dev/null");
     match silent.and_then(|silent| rustix::stdio::dup2_stdout(silent).context("cannot be silent")) {
@@ -151,9 +151,9 @@ fn run_silently(cli: Cli) -> ExitCode {
     }
 }
 
-/// Runs a command; a failure has that code.
+/// Runs a command. If it fails, `failure` is the exit code.
 fn run(cli: Cli, failure: u8) -> ExitCode {
-    // A line of the log would be in the midst of the screen.
+    // A log line would overwrite a part of the screen.
     let takes_terminal = matches!(&cli.command, Command::Top(options) if options.takes_terminal());
     if let Err(error) = log::begin(if takes_terminal { "off" } else { &cli.log }) {
         return fail(&error, failure);
@@ -177,7 +177,7 @@ fn run(cli: Cli, failure: u8) -> ExitCode {
         Command::Generate(options) => generate::run(&options, &Cli::command()),
     };
     match result {
-        Ok(code) if code == ExitCode::FAILURE => ExitCode::from(failure), // it has said why
+        Ok(code) if code == ExitCode::FAILURE => ExitCode::from(failure), // the command has printed the reason
         Ok(code) => code,
         Err(error) => fail(&error, failure),
     }

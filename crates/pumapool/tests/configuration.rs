@@ -255,11 +255,11 @@ fn a_file_is_checked() {
     assert_eq!(check("listen = \"unix:/x\"", &["--command", "lend"]).0, Some(0));
     assert_eq!(check("fs = \"/\"\nto = \"vsock:2:7\"", &["--command", "host-cache guest"]).0, Some(0));
     for (text, more, problem) in [
-        ("listen = \"unix:/x\"", &[][..], "say what it is for"),
+        ("listen = \"unix:/x\"", &[][..], "name the command that reads it"),
         ("command = \"lend\"\ncapacity = \"1GiB\"", &[], "--listen <ADDR>"),
         ("command = \"lend\"\nlisten = \"unix:/x\"\ngossip = \"1.2.3.4:5\"", &[], "--pool <SEED_ADDR>"),
         ("command = \"lend\"\nlisten = 7", &[], "some.toml:2: listen: "),
-        ("command = \"status\"\n", &[], "is no daemon"),
+        ("command = \"status\"\n", &[], "is not a daemon"),
         ("command = \"lent\"\n", &[], "lent"),
         (
             "command = \"lend\"\nlisten = \"unix:/x\"\nlog = \"lender=loud\"",

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use testbed::{Done, Process, Scratch, ask_daemon, wait_until, wait_until_ok};
 
 const PAGES: usize = 600;
-/// Of the daemon: fewer than those in a row at which its keeper gives up.
+/// Of the daemon: fewer than those in a row at which its supervisor gives up.
 const KILLS: u64 = 3;
 
 fn start(arguments: &[&str]) -> Process {
@@ -155,9 +155,7 @@ fn what_a_guest_evicts_reaches_its_host_and_only_that() {
     let of_host = host_of(&host).guests.unwrap().list[0].clone();
     assert!(of_host.connected);
     assert!(of_host.demoted_pages >= PAGES as u64, "{of_host:?}");
-    for (kind, process, expected) in
-        [("guest /", &guest, "connected"), ("disk.img", &host, "guests      listened to at")]
-    {
+    for (kind, process, expected) in [("guest /", &guest, "connected"), ("disk.img", &host, "guests      connect at")] {
         let said = String::from_utf8(pumapool(&["status"]).stdout).unwrap();
         assert!(said.contains(kind) && said.contains(expected), "{} {said}", process.pid());
     }
@@ -226,7 +224,7 @@ fn what_cannot_be_is_told() {
         pumapool(&["host-cache", "host", "--images", &folder, "--listen", "unix:x", "--guest", "../disk"]).stderr,
     )
     .unwrap();
-    assert!(said.contains("no name below"), "{said}");
+    assert!(said.contains("not a path within"), "{said}");
     let said = refusal(&["host-cache", "guest", "--fs", "/proc", "--to", "unix:x", "--foreground"]);
     assert!(said.contains("/proc is on no block device"), "{said}");
     let said = refusal(&["host-cache", "guest", "--fs", "/", "--to", "127.0.0.1:1", "--foreground"]);

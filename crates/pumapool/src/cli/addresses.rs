@@ -1,31 +1,31 @@
-//! The addresses that options take: not each option takes every kind.
+//! Parsers for addresses. Not every option accepts every kind of address.
 
 use std::net::SocketAddr;
 use wire::address::Address;
 use wire::address::vsock::CID_ANY;
 
-/// One to listen at.
+/// Parses an address to listen at.
 pub fn place(text: &str) -> Result<Address, String> {
     one_of(text, "HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:PORT", |_| true)
 }
 
-/// One to connect to.
+/// Parses an address to connect to.
 pub fn peer(text: &str) -> Result<Address, String> {
     let is_one = |address: &Address| !matches!(address, Address::Vsock { cid: CID_ANY, .. });
     one_of(text, "HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:CID:PORT", is_one)
 }
 
-/// One on a network.
+/// Parses an address on a network.
 pub fn network(text: &str) -> Result<Address, String> {
     one_of(text, "HOST:PORT or [IPV6]:PORT", |address| matches!(address, Address::Tcp { .. }))
 }
 
-/// One that HTTP can be served at.
+/// Parses an address at which HTTP can be served.
 pub fn http(text: &str) -> Result<Address, String> {
     one_of(text, "HOST:PORT, [IPV6]:PORT or unix:PATH", |address| !matches!(address, Address::Vsock { .. }))
 }
 
-/// A socket's, with numbers only.
+/// Parses a socket address of numbers only.
 pub fn socket(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "write a number and a port, such as 0.0.0.0:7070 or [::]:7070".to_owned())
 }

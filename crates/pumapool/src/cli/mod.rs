@@ -1,5 +1,5 @@
-//! The language of the command line: what options take, how mount(8) calls, and the exit codes. No
-//! I/O. The options themselves stand beside the commands that they are of.
+//! The command line: values of options, calls by mount(8), and exit codes. No I/O. Each command
+//! declares its own options.
 
 pub mod addresses;
 pub mod exit;

@@ -1,9 +1,9 @@
 //! `mount -t fuse.pumapool`, and lines of /etc/fstab: mount(8) calls `mount.fuse.pumapool`, a link
 //! to this program; or it has `mount.fuse` call this program by its own name, with a path in front.
-//! What it says becomes the command line of `pumapool mount`. No I/O.
+//! The call becomes the command line of `pumapool mount`. No I/O.
 //!
-//! Options by the names of those of `pumapool mount` go there. Generic ones are honoured, mean
-//! nothing here, or are refused, if ignoring them would be wrong.
+//! Options of `pumapool mount` are passed on. Generic options are applied, ignored, or refused if
+//! ignoring them would be wrong.
 
 use ::mount::MountFlags;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 /// The names under which this program is the helper.
 const NAMES: [&str; 2] = ["mount.fuse.pumapool", "mount.pumapool"];
 
-/// For mount(8), systemd, or who reads fstab; or what a mount of ours is anyway. Times of access
-/// are the business of the file system below.
+/// Options that are ignored: they are for mount(8), systemd or other readers of fstab, or always
+/// apply to Puma's mounts. Access times are up to the backing file system.
 const NOTHING_TO_US: [&str; 25] = [
     "allow_other",
     "async",
@@ -44,7 +44,7 @@ const NOTHING_TO_US: [&str; 25] = [
     "users",
 ];
 
-/// What would be wrong to ignore, and what to do instead.
+/// Options that are refused, with the advice for each.
 const REFUSED: [(&str, &str); 6] = [
     ("sync", "use --write through, which is the default, and fsync"),
     ("dirsync", "names that change are changed below before the answer; use fsync"),
@@ -54,7 +54,7 @@ const REFUSED: [(&str, &str); 6] = [
     ("foreground", "mount(8) would wait for its end; use `pumapool mount`, or systemd's unit"),
 ];
 
-/// What may be forbidden, what permits it again, and the flag of the mount.
+/// Restrictions: the option, the opposite option, and the flag of the mount.
 const FLAGS: [(&str, &str, MountFlags); 4] = [
     ("ro", "rw", MountFlags::RDONLY),
     ("nosuid", "suid", MountFlags::NOSUID),
@@ -62,37 +62,37 @@ const FLAGS: [(&str, &str, MountFlags); 4] = [
     ("noexec", "exec", MountFlags::NOEXEC),
 ];
 
-/// What mount(8) wants.
+/// A call by mount(8), interpreted.
 #[derive(Debug, PartialEq)]
 pub struct Wanted {
-    /// This command line.
+    /// The command line of `pumapool`.
     pub arguments: Vec<OsString>,
-    /// Only to know whether it would be right (`-f`).
+    /// Whether to check the call only (`-f`).
     pub fake: bool,
-    /// Instead of that: the flags of a mount that exists are to change (`-o remount`).
+    /// If present, change the flags of an existing mount instead (`-o remount`).
     pub remount: Option<Remount>,
 }
 
-/// A change of the flags of a mount. Other options stay as they are, also where mount(8) repeats
-/// those of fstab.
+/// A change of the flags of a mount. Other options stay unchanged, even if mount(8) repeats those
+/// of fstab.
 #[derive(Debug, PartialEq)]
 pub struct Remount {
     /// Where it is mounted.
     pub mountpoint: PathBuf,
-    /// What is forbidden from now on.
+    /// Restrictions to set.
     pub forbids: MountFlags,
-    /// What is permitted again.
+    /// Restrictions to remove.
     pub permits: MountFlags,
 }
 
-/// Whether it is mount(8) that calls, or its `mount.fuse`.
+/// Whether the caller is mount(8), or its `mount.fuse`.
 pub fn is_called(arguments: &[OsString]) -> bool {
     let name = arguments.first().and_then(|name| Path::new(name).file_name());
     let is_path = arguments.get(1).and_then(|word| word.to_str()).is_some_and(|word| word.starts_with('/'));
     is_path || name.is_some_and(|name| NAMES.iter().any(|ours| name == *ours))
 }
 
-/// What it wants. `mount` is the command `pumapool mount`, built.
+/// Interprets the call. `mount` is clap's built command `pumapool mount`.
 pub fn wanted(mount: &Command, arguments: &[OsString]) -> Result<Wanted> {
     let (mut places, mut options) = (Vec::new(), Vec::new());
     let (mut fake, mut sloppy) = (false, false);
@@ -101,11 +101,11 @@ pub fn wanted(mount: &Command, arguments: &[OsString]) -> Result<Wanted> {
         match word.to_str() {
             Some("-o") => {
                 let list =
-                    words.next().and_then(|list| list.to_str()).context("-o: write options behind it, in UTF-8")?;
+                    words.next().and_then(|list| list.to_str()).context("-o: write options after it, in UTF-8")?;
                 options.extend(split(list));
             }
             Some("-t") => {
-                let kind = words.next().context("-t: write a type behind it")?;
+                let kind = words.next().context("-t: write a type after it")?;
                 let is_ours = kind == "fuse.pumapool" || kind == "pumapool" || kind == "fuse";
                 ensure!(is_ours, "-t {}: this is the helper for fuse.pumapool", kind.display());
             }
@@ -136,14 +136,14 @@ pub fn wanted(mount: &Command, arguments: &[OsString]) -> Result<Wanted> {
             return Err(refused(name));
         } else if let Some(argument) = ours(mount, name) {
             if !matches!(argument.get_action(), ArgAction::Append) {
-                // The last one counts: those of a line in fstab come before those that mount(8) was
-                // given.
+                // The last one counts: the options of fstab precede those of mount(8)'s command
+                // line.
                 let flag = format!("--{name}");
                 wanted.retain(|word| word.to_str().and_then(|word| word.split('=').next()) != Some(&flag));
             }
             match (argument.get_action().takes_values(), value) {
                 (true, Some(value)) => wanted.push(format!("--{name}={value}").into()),
-                (true, None) => bail!("-o {name}: write a value behind it, {name}=VALUE"),
+                (true, None) => bail!("-o {name}: write a value after it, {name}=VALUE"),
                 (false, None) => wanted.push(format!("--{name}").into()),
                 (false, Some(_)) => bail!("-o {name}: it takes no value"),
             }
@@ -153,29 +153,29 @@ pub fn wanted(mount: &Command, arguments: &[OsString]) -> Result<Wanted> {
     }
     let forbidden = FLAGS.iter().filter(|(_, _, flag)| forbids.contains(*flag));
     wanted.extend(forbidden.map(|(name, _, _)| format!("--forbid={name}").into()));
-    // mount(8) leaves out what permits, such as `suid`: it names all that is to be forbidden, and
-    // what the table of mounts says with it.
+    // mount(8) omits permitting options such as `suid`. It passes all restrictions that are to
+    // apply, including those in the mount table.
     let permits = FLAGS.iter().map(|(_, _, flag)| *flag).collect::<MountFlags>() - forbids;
     let remount = is_remount.then(|| Remount { mountpoint: mountpoint.clone().into(), forbids, permits });
     wanted.extend(["--".into(), source, mountpoint]);
     Ok(Wanted { arguments: wanted, fake, remount })
 }
 
-/// Why an option is refused.
+/// The error for an option that is refused.
 pub fn refused(name: &str) -> anyhow::Error {
     let instead = REFUSED.iter().find(|(refused, _)| name == *refused).map_or("", |(_, instead)| *instead);
     anyhow!("-o {name} is not possible: {instead}")
 }
 
-/// The option of `pumapool mount` by that name.
+/// The option of `pumapool mount` with this name.
 fn ours<'a>(mount: &'a Command, name: &str) -> Option<&'a Arg> {
     let not_ours = ["help", "version", "forbid"];
     let mut all = mount.get_arguments().filter(|argument| !argument.is_hide_set());
     all.find(|argument| argument.get_long() == Some(name) && !not_ours.contains(&name))
 }
 
-/// Splits at commas, but not between double quotes, which go; a backslash takes a comma, or what
-/// else follows, as it is.
+/// Splits at commas, but not between double quotes, which are removed. A character after a
+/// backslash is taken literally.
 fn split(list: &str) -> Vec<String> {
     let (mut all, mut one, mut is_quoted) = (Vec::new(), String::new(), false);
     let mut letters = list.chars();
@@ -231,7 +231,7 @@ mod tests {
             assert_eq!((arguments.join(" ").as_str(), wanted.fake), (expected, false), "{line}");
         }
         assert!(asked("mount.fuse.pumapool /srv /mnt -fv").unwrap().fake);
-        // mount(8) repeats what the table of mounts says.
+        // mount(8) repeats the options in the mount table.
         let remount =
             "/sbin/mount.fuse.pumapool /srv /mnt -o rw,nosuid,relatime,user_id=0,max_read=1048576,remount,ro,exec";
         let (forbids, permits) = (MountFlags::RDONLY | MountFlags::NOSUID, MountFlags::NODEV | MountFlags::NOEXEC);

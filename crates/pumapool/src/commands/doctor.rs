@@ -1,5 +1,5 @@
-//! `pumapool doctor`: what this kernel and these rights allow, what will be used, and how to get
-//! the rest.
+//! `pumapool doctor`: checks this kernel and the user's rights, reports which features will be
+//! used, and how to get the others.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -11,7 +11,7 @@ use std::process::ExitCode;
 /// Options of `doctor`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// As JSON: a list of {"what", "works", "finding", "advice"}.
+    /// Print JSON: a list of {"what", "works", "finding", "advice"}.
     #[arg(long)]
     json: bool,
 }
@@ -19,19 +19,19 @@ pub struct Options {
 /// One finding.
 #[derive(Serialize)]
 struct Finding {
-    /// What was looked at.
+    /// The feature.
     what: &'static str,
-    /// Whether it is there.
+    /// Whether the feature is available.
     works: bool,
-    /// Whether nothing works without it.
+    /// Whether Puma cannot run without it.
     needed: bool,
-    /// What was found, and what is used therefore.
+    /// The result of the check, and its consequence.
     finding: String,
-    /// How to get it; empty where there is nothing to do.
+    /// How to get the feature; empty if there is nothing to do.
     advice: &'static str,
 }
 
-/// Runs the command. Fails if something is missing without which nothing works.
+/// Runs the command. The exit code is a failure if a needed feature is missing.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let findings = [
         kernel(),
@@ -79,7 +79,7 @@ fn kernel() -> Finding {
 
 fn rights() -> Finding {
     let root = rustix::process::geteuid().is_root();
-    // Root of a user namespace may be the only user there is in it (user_namespaces(7)).
+    // Root may be the only user of its user namespace (user_namespaces(7)).
     let is_alone = fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny");
     let finding = match (root, is_alone) {
         (true, false) => "root: mounts serve all users, the kernel checks permissions",
@@ -198,8 +198,8 @@ fn pressure() -> Finding {
     }
 }
 
-/// The daemon serves the page cache's misses and writes: it must not wait for memory that only it
-/// can free.
+/// Checks for a memory limit. The daemon serves page-cache misses and writes, so it must not wait
+/// for memory that only it can free.
 fn cgroup() -> Finding {
     let mut headroom = lender::headroom::Headroom::new(Path::new("/proc"));
     let machine = headroom.machine_bytes().ok();
@@ -232,8 +232,8 @@ fn nodes() -> Finding {
     }
 }
 
-/// Whether memory that is freed in virtual machines comes back to their hosts: of those that run
-/// here, and of this one, if it is one.
+/// Checks whether hosts get back memory that is freed in their virtual machines: the machines that
+/// run here, and this one if it is virtual.
 fn free_pages() -> Finding {
     let mut silent: Vec<String> = Vec::new();
     let machines = numa::machines::running();

@@ -1,4 +1,4 @@
-//! `pumapool host-cache`: a host's page cache filled by what its guests evict.
+//! `pumapool host-cache`: a host's page cache stores pages that its guests evict.
 
 use crate::cli::{addresses, size};
 use crate::commands::mount::{self, Policies};
@@ -20,11 +20,12 @@ use wire::address::Address;
 use wire::key::PoolKey;
 use wire::listener::{Error, Listener};
 
-/// How long the daemon before may go on to listen, and how often it is looked whether it does.
+/// Longest time that the predecessor may still listen after a takeover, and the time between two
+/// attempts to listen in its place.
 const TAKE_OVER_LIMIT: Duration = Duration::from_secs(5);
 const TAKE_OVER_LOOK: Duration = Duration::from_millis(20);
-/// How often a successor tries again to listen: seldom enough to cost nothing, soon enough for
-/// whoever has just put a key back.
+/// Time between two later attempts of a successor to listen. Seldom enough to cost nothing, and
+/// soon enough for an administrator who has just put a key back.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Options of `host-cache`.
@@ -37,26 +38,27 @@ pub struct Options {
 #[derive(clap::Subcommand, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Side {
-    /// In a virtual machine: give the host what this machine evicts.
+    /// In a virtual machine: send the pages that this machine evicts to its host.
     Guest(GuestOptions),
-    /// On the host: serve the images of virtual machines, with what they evict in the page cache.
+    /// On the host: mount the images of virtual machines, and store pages that the guests evict in
+    /// the page cache.
     Host(HostOptions),
 }
 
 /// Options of `host-cache guest`.
 #[derive(clap::Args, Serialize, Deserialize)]
 pub struct GuestOptions {
-    /// The mountpoint of an ext4 or XFS file system on a disk that the host serves.
+    /// Mountpoint of an ext4 or XFS file system, on a disk that the host serves.
     #[arg(long, value_name = "MOUNTPOINT")]
     #[serde(with = "written::path")]
     fs: PathBuf,
 
-    /// Where the host listens: vsock:2:PORT, HOST:PORT or unix:PATH.
+    /// Address at which the host listens: vsock:2:PORT, HOST:PORT or unix:PATH.
     #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
     #[serde(with = "written::text")]
     to: Address,
 
-    /// Whether the host is told what was read, so that it lets its copies go.
+    /// Tell the host which pages this machine has read, so that the host drops its copies.
     #[arg(long, value_enum, default_value_t = Switch::On)]
     tell_reads: Switch,
 
@@ -76,53 +78,52 @@ pub struct GuestOptions {
 /// Options of `host-cache host`.
 #[derive(clap::Args, Serialize, Deserialize)]
 pub struct HostOptions {
-    /// The directory with the images.
+    /// Directory of the images.
     #[arg(long, value_name = "DIR")]
     #[serde(with = "written::path")]
     images: PathBuf,
 
-    /// Where to mount it, for the virtual machines' disks to be opened there; without this, in
+    /// Where to mount the directory. Virtual machines must open their disks there. Default: in
     /// place, over the directory itself.
     #[serde(with = "written::maybe_path")]
     mountpoint: Option<PathBuf>,
 
-    /// Where guests are listened to: vsock:PORT, HOST:PORT or unix:PATH.
+    /// Address at which guests connect: vsock:PORT, HOST:PORT or unix:PATH.
     #[arg(long, value_name = "ADDR", value_parser = addresses::place)]
     #[serde(with = "written::text")]
     listen: Address,
 
-    /// An image below DIR (raw), and the file with the key of the guest whose disk it is, which
-    /// that guest has a copy of. May be given several times. A single guest needs no key where the
-    /// address is unix:PATH, or with --trust-network.
+    /// A raw image in DIR, and the key file of the guest that uses this image as its disk. The
+    /// guest needs a copy of the key. May be given several times. A single guest needs no key if
+    /// the address is unix:PATH, or with --trust-network.
     #[arg(long, value_name = "IMAGE[=KEYFILE]", required = true)]
     guest: Vec<GuestName>,
 
-    /// Do without a key: whoever can connect is the guest.
+    /// Use no key: trust everybody who can connect to be the guest.
     #[arg(long)]
     trust_network: bool,
 
-    /// How pages get into the page cache.
+    /// How to put pages into the page cache.
     #[arg(long, value_enum, default_value_t = Mode::Clean)]
     mode: Mode,
 
-    /// Leave the copies of pages that the guest has read where they are, instead of letting them
-    /// go.
+    /// Keep the copies of pages that the guest has read. Without this option the host drops them.
     #[arg(long)]
     keep: bool,
 
-    /// How much of one guest's pages may be in the page cache because it has evicted them; without
-    /// it, as much as the kernel finds room for.
+    /// Limit for the evicted pages of one guest in the page cache. Default: as much as the kernel
+    /// has room for.
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     #[serde(with = "written::maybe_size")]
     limit: Option<u64>,
 
-    /// Memory for what is known of the images: 2 MiB for each GiB.
+    /// Memory for the catalog of the images' pages: 2 MiB for each GiB of pages.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
     #[serde(with = "written::size")]
     catalog: u64,
 
-    /// Threads that always serve the images. While all of them wait for the disk, more are started,
-    /// up to 128.
+    /// Threads that always serve the images. While all of them wait for the disk, the daemon starts
+    /// more, up to 128.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
 
@@ -141,9 +142,9 @@ enum Switch {
 #[derive(Clone, Copy, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Mode {
-    /// As clean pages: nothing is written.
+    /// Store clean pages; nothing is written to the disk.
     Clean,
-    /// Written into the image again, as the paper has it: for comparison.
+    /// Write the pages into the image again, as in the paper; for comparison.
     Write,
 }
 
@@ -161,35 +162,32 @@ impl std::str::FromStr for GuestName {
     fn from_str(text: &str) -> Result<GuestName, String> {
         let (image, key) = text.split_once('=').map_or((text, None), |(image, key)| (image, Some(key)));
         if image.is_empty() || key.is_some_and(str::is_empty) {
-            return Err(
-                "write the image's name, and the key's file behind a =, such as disk.img=/etc/pumapool-keys/disk.key"
-                    .into(),
-            );
+            return Err("write the image's name and its key file, such as disk.img=/etc/pumapool-keys/disk.key".into());
         }
         if Path::new(image).components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
-            return Err(format!("{image:?} is no name below the directory of images"));
+            return Err(format!("{image:?} is not a path within the directory of images (--images)"));
         }
         Ok(GuestName { image: image.into(), key: key.map(PathBuf::from) })
     }
 }
 
-/// Guests of a mount, and whether they are listened to.
+/// The guests of a mount, and the listener for them.
 pub struct Guests {
     /// Reads the guests' keys.
     config: Box<dyn Fn() -> Result<host::Config> + Send + Sync>,
     listen: Address,
     host: OnceLock<Arc<host::Host>>,
-    /// Why they are not listened to.
+    /// Why no guest can connect, if so.
     problem: Mutex<Option<String>>,
     stopping: AtomicBool,
 }
 
 impl Guests {
-    /// Listens. A successor serves a mount that is in use, whatever becomes of the guests: it says
-    /// why they are not listened to, and tries again.
+    /// Starts to listen. A successor serves a mount in use even if this fails: it logs the reason,
+    /// and tries again.
     ///
     /// # Errors
-    /// When they cannot be listened to at a first start.
+    /// Fails if listening fails at a first start.
     pub fn listen(self: &Arc<Self>, mount: &Arc<::mount::Mount>, takes_over: bool) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -198,7 +196,7 @@ impl Guests {
             if !takes_over {
                 return Err(error);
             }
-            // The daemon before may still listen.
+            // The predecessor may still listen.
             if !is_taken || begun.elapsed() > TAKE_OVER_LIMIT {
                 self.note(&error);
                 break;
@@ -208,7 +206,7 @@ impl Guests {
         let (guests, mount) = (self.clone(), Arc::downgrade(mount));
         let thread = std::thread::Builder::new().name("puma-guests".into());
         if let Err(error) = thread.spawn(move || guests.keep_trying(&mount)) {
-            tracing::error!("cannot start a thread to try again: {error}; `pumapool upgrade` does");
+            tracing::error!("cannot start a thread to try again: {error}; `pumapool upgrade` tries again");
         }
         Ok(())
     }
@@ -220,7 +218,7 @@ impl Guests {
             match self.try_to_listen(&mount) {
                 Ok(()) => {
                     *self.problem.lock() = None;
-                    return tracing::info!("guests are listened to at {}", self.listen);
+                    return tracing::info!("guests can connect at {}", self.listen);
                 }
                 Err(error) => self.note(&error),
             }
@@ -228,10 +226,10 @@ impl Guests {
     }
 
     fn note(&self, error: &anyhow::Error) {
-        let text = format!("guests are not listened to: {error:#}");
+        let text = format!("guests cannot connect: {error:#}");
         let mut problem = self.problem.lock();
         if problem.as_ref() != Some(&text) {
-            tracing::error!("{text}; the images are served without them, and it is tried again");
+            tracing::error!("{text}; the images are served without them, and the daemon tries again");
             *problem = Some(text);
         }
     }
@@ -241,8 +239,8 @@ impl Guests {
         let listener = Listener::bind(&self.listen)?;
         let (told, tell) = sync_channel(1);
         let mount = mount.clone();
-        // Images are opened through the mount itself: never by the first thread, whose death is how
-        // the keeper knows that a daemon dies.
+        // Images are opened through the mount itself. The first thread must never do this, because
+        // its death tells the supervisor that the daemon dies.
         let serve = move || {
             let host = host::Host::new(mount, config, listener).map(Arc::new);
             let serving = host.as_ref().ok().cloned();
@@ -250,29 +248,29 @@ impl Guests {
             serving.iter().for_each(|host| host.run());
         };
         std::thread::Builder::new().name("puma-guests".into()).spawn(serve).context("cannot start a thread")?;
-        let host = tell.recv().context("the images could not be looked at")??;
+        let host = tell.recv().context("the images could not be opened")??;
         let _ = self.host.set(host);
-        // Told to stop meanwhile, it was not there to be stopped.
+        // If the stop was requested meanwhile, this host did not get it.
         if self.stopping.load(Ordering::SeqCst) {
             self.stop();
         }
         Ok(())
     }
 
-    /// From now on nobody listens, and no image is in use.
+    /// Stops listening. Afterwards no image is in use.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         self.host.get().into_iter().for_each(|host| host.stop());
     }
 
-    /// Where they are listened to, and each of them: for the status.
+    /// The address and each guest, for the status.
     pub fn status(&self) -> report::Guests {
         let list = self.host.get().map(|host| host.status()).unwrap_or_default();
         let address = self.host.get().map_or(&self.listen, |host| host.address());
         report::Guests { listen: address.to_string(), list: list.into_iter().map(reported::host_guest).collect() }
     }
 
-    /// Why they are not listened to, if so.
+    /// The reason why guests cannot connect, if so.
     pub fn problem(&self) -> Option<String> {
         self.problem.lock().clone()
     }
@@ -287,7 +285,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
 }
 
 fn run_guest(options: GuestOptions) -> Result<ExitCode> {
-    // Looked at before anything is started.
+    // Check the options before anything is started.
     let host = options.to.clone().absolute()?;
     let security = options.security.security(std::slice::from_ref(&host))?;
     let mut volume = Volume::open(&options.fs)?;
@@ -302,7 +300,7 @@ fn run_guest(options: GuestOptions) -> Result<ExitCode> {
         Err(code) => return Ok(code),
     };
     let (statistics, stop) = (Arc::new(Statistics::default()), Arc::new(Stop::default()));
-    let message = format!("what {} evicts is given to {host}", options.fs.display());
+    let message = format!("evictions of {} are sent to {host}", options.fs.display());
     let status = {
         let statistics = statistics.clone();
         let description = report::Guest {
@@ -329,7 +327,7 @@ fn run_guest(options: GuestOptions) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The options of a mount that nobody has said anything about.
+/// The default options of a mount.
 #[derive(Parser)]
 struct Defaults {
     #[command(flatten)]
@@ -344,7 +342,7 @@ fn run_host(options: HostOptions) -> Result<ExitCode> {
     for GuestName { image, key } in &options.guest {
         if key.is_none() && needs_key {
             bail!(
-                "{} is on a network, and {} has no key: make one with `pumapool key new FILE`, copy it to the guest, and name it here, \
+                "{} is on a network, and {} has no key: make one with `pumapool key new FILE`, copy it to the guest, and name it by \
                  --guest {}=FILE; or --trust-network",
                 options.listen,
                 image.display(),
@@ -354,7 +352,7 @@ fn run_host(options: HostOptions) -> Result<ExitCode> {
     }
     let mut guests = options.guest.clone();
     for key in guests.iter_mut().filter_map(|guest| guest.key.as_mut()) {
-        // The daemon leaves its folder. Should that be gone, reading the key says so.
+        // The daemon changes its working directory. If that is gone, reading the key reports it.
         *key = std::path::absolute(&*key).unwrap_or_else(|_| key.clone());
     }
     let (mode, keeps, limit) = (options.mode, options.keep, options.limit);

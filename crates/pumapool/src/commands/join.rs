@@ -1,17 +1,17 @@
 //! `pumapool join`: a node that lends while its memory is idle, and borrows while its mounts evict.
 //!
-//! The lender and gossip are in this process; each mount is a `pumapool mount` of its own
-//! (`joined.rs`), which survives as any other. Twice a second the mounts are asked what they have
-//! evicted, [`pool::role`] says what follows, and everybody is told:
+//! The lender and gossip are in this process. Each mount is a `pumapool mount` of its own
+//! (`joined.rs`), which survives like any other. Twice a second the node asks its mounts for their
+//! evictions, [`pool::role`] decides on the role, and the node applies it:
 //!
-//! - to *borrow*: first the lender takes no more pages, gives back what it has, and gossip says
-//!   that it does not lend; only when nothing is left there do the mounts begin to put.
-//! - to *lend*: first each mount says that it puts no more; only then the lender takes pages. What
-//!   lenders elsewhere still have is got from there until it is gone: that takes nobody's memory
-//!   but theirs.
+//! - to *borrow*: first the lender refuses new pages, gives back its pages, and gossip announces
+//!   that it does not lend. Only when the lender is empty do the mounts begin to put.
+//! - to *lend*: first each mount confirms that it does not put any more. Only then does the lender
+//!   accept pages. The mounts still get pages that they have at other lenders, until these are
+//!   gone.
 //!
-//! What must never happen here: lending and borrowing at once. Lending does not begin before each
-//! mount has said that it puts nothing.
+//! The node must never lend and borrow at once. Lending does not begin before each mount has
+//! confirmed that it puts nothing.
 
 use crate::commands::{
     joined::{Mounts, Wanted},
@@ -37,10 +37,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 use wire::address::Address;
 
-/// Time between two looks.
+/// Time between two rounds.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Mounts of a node. Each look asks them one after the other.
+/// Limit on the mounts of a node. Each round asks them one after the other.
 const MOUNTS_MAX: usize = 64;
 
 /// Options of `join`.
@@ -51,12 +51,12 @@ pub struct Options {
     #[arg(long = "mount", value_name = "SRC[:MOUNTPOINT]", required = true)]
     mounts: Vec<Wanted>,
 
-    /// What to do at first: what is needed, or only one of the two. `pumapool role` changes it.
+    /// Role at the start. `pumapool role` changes it.
     #[arg(long, value_enum, default_value_t = role::Name::Auto)]
     role: role::Name,
 
-    /// How long hardly anything must be evicted before the node lends again, in seconds. It
-    /// doubles, up to 32 times as long, when the node has to borrow soon after.
+    /// The node lends again after nearly no evictions for so long, in seconds. If it has to borrow
+    /// soon after, this time doubles, up to 32 times as long.
     #[arg(long, value_name = "SECONDS", default_value_t = ::pool::role::CALM_DEFAULT.as_secs(),
         value_parser = clap::value_parser!(u64).range(1..=3600))]
     calm: u64,
@@ -96,13 +96,13 @@ impl Options {
     }
 }
 
-/// What the threads share.
+/// State that the threads share.
 struct Node {
     roles: Mutex<Roles>,
     mounts: Mutex<Mounts>,
     lender: lender::Handle,
     gossip: Option<Arc<Gossip>>,
-    /// By which address others reach the lender.
+    /// The address at which others reach the lender.
     address: Address,
 }
 
@@ -126,7 +126,7 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
     let confined = confine::lender(server.local_address(), daemon.metrics(), &control::folder(), config::path());
     let address = server.local_address().to_string();
     let handle = server.handle();
-    // Until the mounts have been heard.
+    // Do not lend before the mounts have answered.
     handle.set_lending(false);
     let gossip = pool::lend(&options.pool, security, &handle, server.local_address())?;
     let config = Config { calm: Duration::from_secs(options.calm), wanted: options.role.into() };
@@ -173,7 +173,7 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
     let stop = {
         let handle = handle.clone();
         move || {
-            // First of all nobody should come any more.
+            // First, no new borrower should connect.
             gossip.iter().for_each(|gossip| gossip.stop());
             handle.shutdown();
         }
@@ -207,7 +207,7 @@ impl Node {
         }
     }
 
-    /// Asks, decides, and tells everybody.
+    /// One round: asks the mounts, decides on the role, and applies it.
     fn look(&self) {
         let mut mounts = self.mounts.lock();
         let before = self.lender.status();

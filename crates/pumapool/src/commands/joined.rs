@@ -1,11 +1,10 @@
-//! The mounts of a node that has joined a pool: started before anything else, told whether to
-//! borrow, asked what they have evicted.
+//! The mounts of a node that has joined a pool. The node starts them before anything else, tells
+//! them whether to borrow, and asks for their evictions.
 //!
-//! Each is a mount as `pumapool mount` makes it, with a keeper and a daemon, in the background; it
-//! survives its own daemon, and this process, too. One that a node before this one has left is
-//! taken on as it is.
+//! Each is a mount as by `pumapool mount`, with a supervisor and a daemon, in the background. It
+//! survives its own daemon and this process. The node adopts a mount that a previous node has left.
 //!
-//! What must never happen here: that a mount is believed not to borrow which has not said so.
+//! A mount must never count as not borrowing before it has confirmed this.
 
 use crate::commands::{mount, umount};
 use crate::config;
@@ -23,18 +22,18 @@ use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Tells a mount to put at lenders what is evicted.
+/// The command to a mount to put evicted pages at lenders.
 pub const BORROW: &str = "borrow on";
-/// Tells a mount not to.
+/// The command to a mount to put no pages.
 pub const BORROW_NOT: &str = "borrow off";
 
-/// How long a mount may take to answer. While another daemon takes it over, it takes longer; then
-/// it is asked again.
+/// Time limit for the answer of a mount. During a takeover an answer takes longer; then the mount
+/// is asked again.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
-/// How long a mount may take to end, before the node ends without it.
+/// Time limit for a mount to end, in seconds. Then the node ends without waiting for it.
 const END_LIMIT_SECONDS: i64 = 10;
 
-/// A mount that is wanted: `SRC` or `SRC:MOUNTPOINT`.
+/// A mount of the command line: `SRC` or `SRC:MOUNTPOINT`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wanted {
     /// The backing directory.
@@ -60,20 +59,20 @@ impl FromStr for Wanted {
     }
 }
 
-/// One of them.
+/// A mount of the node.
 struct Joined {
     mountpoint: PathBuf,
     socket: PathBuf,
     keeper: OwnedFd,
-    /// Started by this process, rather than found.
+    /// Whether this process has started it, rather than found it.
     started: bool,
-    /// What it said last; None: it does not answer.
+    /// Whether it borrows, by its last answer. `None` if it does not answer.
     borrowing: Option<bool>,
     /// It has said that it puts nothing, and nothing else since. Of a mount that this process has
     /// started a daemon that takes over puts nothing, either, until it is told to; of another one
     /// that is not known, so it must have said so at the last look.
     puts_nothing: bool,
-    /// What its daemon has evicted; None: it cannot see that.
+    /// Evictions that its daemon has seen. `None` if the daemon cannot see them.
     evictions: Option<u64>,
     gone: bool,
 }
@@ -109,7 +108,7 @@ impl Mounts {
                             source.display()
                         );
                     }
-                    tracing::info!("{} is mounted already: it is taken on as it is", place.display());
+                    tracing::info!("{} is already mounted: using this mount as it is", place.display());
                     (place, status, false)
                 }
                 Err(_) => {
@@ -232,7 +231,7 @@ impl Joined {
     }
 }
 
-/// Mounts, and waits until it is served. What goes wrong is said by the command itself.
+/// Mounts, and waits until it is served. The started command prints its own errors.
 fn start_mount(wanted: &Wanted, log: &str, options: mount::Options) -> Result<()> {
     let program = std::env::current_exe().context("cannot find this program to mount with")?;
     let mut command = Command::new(program);

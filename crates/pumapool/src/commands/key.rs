@@ -17,7 +17,7 @@ pub struct Options {
 enum Command {
     /// Make a new key, in a file that only you can read.
     New {
-        /// The file, which must not be there yet.
+        /// The file; it must not exist yet.
         file: PathBuf,
     },
 }
@@ -26,7 +26,7 @@ enum Command {
 pub fn run(options: &Options) -> Result<ExitCode> {
     let Command::New { file } = &options.command;
     PoolKey::create(file)?;
-    // That nobody reads it is no reason to fail.
+    // The key is made, even if nobody reads the output.
     let _ = writeln!(
         std::io::stdout(),
         "{} holds a new key: copy it, with mode 600, to every machine of the pool, and give it to `lend` and `mount` with --key",

@@ -31,7 +31,7 @@ pub struct Options {
     daemon: daemon::Options,
 }
 
-/// What is lent, and where; the same for `lend` and `join`.
+/// Options of `lend` and `join`: the lent memory, and where to listen.
 #[derive(clap::Args, Serialize, Deserialize)]
 #[group(id = "lending", multiple = true)]
 pub struct Lending {
@@ -46,7 +46,7 @@ pub struct Lending {
     #[serde(with = "written_capacity")]
     capacity: lender::Capacity,
 
-    /// Always keep so much memory free, beside what the kernel keeps free by itself.
+    /// Always keep so much memory free, in addition to the kernel's own reserve.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse)]
     #[serde(with = "written::size")]
     reserve: u64,
@@ -69,11 +69,12 @@ pub struct Lending {
     rate: Option<NonZeroU64>,
 }
 
-/// Of [`Lending`], what can change while it runs: the store is laid out for its capacity once.
+/// The options of [`Lending`] that can change while the lender runs. The capacity cannot, because
+/// the store is laid out once.
 pub const CHANGEABLE: [&str; 3] = ["reserve", "cpu", "rate"];
 
 impl Lending {
-    /// Takes over what can change.
+    /// Applies the options that can change.
     pub fn change(&self, lender: &lender::Handle) {
         lender.set_reserve_bytes(self.reserve);
         if lender.limits() != self.limits() {
@@ -85,7 +86,7 @@ impl Lending {
         lender::Limits { cpu_percent: self.cpu.and_then(NonZeroU32::new), rate_bytes: self.rate }
     }
 
-    /// For [`lender::Server::bind`].
+    /// The configuration for [`lender::Server::bind`].
     pub fn config(&self, security: Security) -> Result<lender::Config> {
         Ok(lender::Config {
             // The daemon leaves its folder; the address must not.
@@ -167,7 +168,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
         Changeable::new(&CHANGEABLE, move |lending: Lending| lending.change(&handle))
     };
     let stop = move || {
-        // First of all nobody should come any more.
+        // First, no new borrower should connect.
         gossip.iter().for_each(|gossip| gossip.stop());
         handle.shutdown();
     };

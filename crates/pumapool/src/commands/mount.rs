@@ -1,7 +1,7 @@
 //! `pumapool mount`: the borrower.
 //!
-//! The process that is started becomes the keeper (`keeper.rs`), and starts this program again as
-//! the daemon that serves.
+//! The started process becomes the supervisor (`keeper.rs`), and starts this program again as the
+//! daemon that serves.
 
 mod options;
 
@@ -28,14 +28,14 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use tap::EvictionSource;
 
-/// How long the requests in hand may take when the mount is left to another program. Beyond it
-/// there is no upgrade.
+/// Time limit for requests in progress when the mount is handed over to another program. Beyond it,
+/// the upgrade fails.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long the keeper may take for what it is to keep. Beyond it there is no upgrade.
+/// Time limit for the supervisor to receive the descriptors. Beyond it, the upgrade fails.
 const KEEP_LIMIT: Duration = Duration::from_secs(2);
 
-/// How long the keeper may take to be told who takes over.
+/// Time limit for telling the supervisor which program takes over.
 const TELL_LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs the command.
@@ -43,7 +43,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
     if let Some(kept) = Kept::inherited()? {
         return serve(options, kept);
     }
-    // The key is looked at before anything is started; the daemon reads it for itself.
+    // Check the key before anything is started. The daemon reads it again for itself.
     let held = fdstore::inherited();
     if held.is_empty() {
         let networks: Vec<_> = options.lender.iter().cloned().chain(options.pool.network()).collect();
@@ -60,14 +60,14 @@ pub fn run(options: Options) -> Result<ExitCode> {
             mountpoint.display()
         );
     }
-    // A mount that is in use is taken on, whatever becomes of its metrics.
+    // A mount in use is taken over even if its metrics cannot be served.
     let mut daemon_options = options.daemon.clone();
     let tried = if held.is_empty() { None } else { daemon_options.metrics.take() };
     match Daemon::prepare("mount", &daemon_options)? {
         Ok(daemon) => {
             let (log, control, metrics) = daemon.into_parts();
             let bind = |address| {
-                Door::bind(&address).inspect_err(|error| tracing::error!("metrics are not served: {error:#}")).ok()
+                Door::bind(&address).inspect_err(|error| tracing::error!("cannot serve metrics: {error:#}")).ok()
             };
             keeper::run(log, control, metrics.or_else(|| tried.and_then(bind)), held)
         }
@@ -75,9 +75,9 @@ pub fn run(options: Options) -> Result<ExitCode> {
     }
 }
 
-/// The daemon: mounts, or takes over what the keeper gives, and serves.
+/// The daemon: mounts, or takes over from the supervisor, and serves.
 fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
-    let given = Given::receive(&kept.channel).context("cannot hear from the keeper")?;
+    let given = Given::receive(&kept.channel).context("cannot receive from the supervisor")?;
     let takes_over = !given.is_empty();
     let (pool, security) = (&options.pool, options.security.clone());
     let membership = Membership::begin(&options.lender, pool, security, options.except.clone(), takes_over)?;
@@ -100,8 +100,8 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     };
     let mut unseen = None;
     let make_borrower = |info: mount::MountInfo| {
-        // A mount that is in use is served on, whatever becomes of the tap; but what is not seen to
-        // be evicted is not lent, as it was not to be.
+        // A mount in use is served even without the tap. Then evictions are not seen, and no page
+        // is lent.
         let (source, groups) = evictions(&options, info.device).or_else(|error| {
             if !takes_over {
                 return Err(error);
@@ -143,8 +143,8 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
         false => mount::Mount::start_kept(config, Some(kept.channel.clone()), make_borrower)?,
         true => mount::Mount::take_over(&config, given, Some(kept.channel.clone()), make_borrower)?,
     };
-    // Whatever happens from here on: no mount without its daemon. But one that is in use is left to
-    // the next one, until it is served.
+    // From here on, no mount may be left without its daemon. But until a mount in use is served
+    // again, it is left to the next daemon.
     let mut mount = DetachedOnDrop(Arc::new(mount), !takes_over);
     let borrower = mount.0.borrower().clone();
     let guests = options.guests.take();
@@ -204,7 +204,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     let stop = {
         let (mount, guests) = (mount.0.clone(), guests.clone());
         move || {
-            // A guest that is being dealt with uses the mount.
+            // Handling of a guest's messages uses the mount.
             guests.iter().for_each(|guests| guests.stop());
             if let Err(error) = mount.unmount(false) {
                 tracing::warn!("{error}; detaching it: the daemon ends when the last file is closed");
@@ -216,9 +216,9 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     if let Some(socket) = kept.metrics.take() {
         let status = status.clone();
         let served = server::serve(socket, Arc::new(move || vec![status()]));
-        // A mount that is in use is served on, whatever becomes of its metrics.
+        // A mount in use is served even if its metrics cannot be.
         served.or_else(|error| {
-            tracing::error!("metrics are not served: {error:#}");
+            tracing::error!("cannot serve metrics: {error:#}");
             if takes_over { Ok(()) } else { Err(error) }
         })?;
     }
@@ -233,14 +233,14 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     mount.1 = true;
     match &guests {
         Some(guests) if guests.problem().is_some() => tracing::info!("{message}"),
-        Some(guests) => tracing::info!("{message}; guests are listened to at {}", guests.status().listen),
+        Some(guests) => tracing::info!("{message}; guests can connect at {}", guests.status().listen),
         None => tracing::info!("{message}, filled on {}", fill(&borrower)),
     }
     let served = mount.0.wait();
     guests.iter().for_each(|guests| guests.stop());
     if served == mount::Served::Left {
-        // The lender takes the end of our connections for the end of the session. What it keeps for
-        // a successor is to be arranged here.
+        // For the lender the end of the connections is the end of the session. Keeping pages for a
+        // successor would have to be arranged here.
         let _ = was_told.recv_timeout(TELL_LIMIT);
         return Ok(ExitCode::from(exit::HANDED_OVER));
     }
@@ -255,11 +255,11 @@ fn is_below(file: &Path, directory: &Path) -> bool {
     matches!((file, directory), (Ok(file), Ok(directory)) if file.starts_with(&directory))
 }
 
-/// Leaves the mount to another program: the keeper starts it, and answers on the stream when it
-/// serves.
+/// Hands the mount over to another program. The supervisor starts that program, and answers on the
+/// stream when it serves.
 fn hand_over(mount: &mount::Mount, channel: &Channel, program: &str, stream: UnixStream, told: &SyncSender<()>) {
     if channel.is_lost() {
-        let error = "the keeper of this mount is gone: unmount it, and mount it again with the new program";
+        let error = "the supervisor of this mount is gone: unmount it, and mount it again with the new program";
         return answer(stream, &Reply::<Upgraded>::refused(error));
     }
     if is_below(Path::new(program), mount.mountpoint()) {
@@ -274,7 +274,7 @@ fn hand_over(mount: &mount::Mount, channel: &Channel, program: &str, stream: Uni
     let start = Instant::now();
     match mount.leave(LEAVE_LIMIT) {
         Ok(true) => {
-            // What was opened meanwhile.
+            // Wait for descriptors that were opened meanwhile.
             mount.is_kept(KEEP_LIMIT);
             let message = format!("{} {program}", start.elapsed().as_millis());
             let _ = channel.send(&Message::Upgrade(message, Some(stream.into())));
@@ -291,7 +291,7 @@ fn hand_over(mount: &mount::Mount, channel: &Channel, program: &str, stream: Uni
     }
 }
 
-/// Whether to borrow is said about twice a second, and what has been evicted is told in return.
+/// Sets whether to borrow, and returns the evictions. The node calls this about twice a second.
 fn borrow(borrower: &Borrower, borrowing: bool) -> Reply<Borrowing> {
     if borrowing != borrower.is_borrowing() {
         borrower.set_borrowing(borrowing);
@@ -318,15 +318,16 @@ impl Drop for DetachedOnDrop {
     }
 }
 
-/// Where evictions come from, if anywhere, and the control groups that pages are lent for.
+/// The source of evictions, if there is one, and the control groups whose pages are lent.
 type Evictions = (Option<Box<dyn EvictionSource>>, Option<Cgroups>);
 
-/// What a borrower is to know of evictions: the tap, and the control groups that it tells apart.
+/// Sets up the eviction tap, and the control groups that it distinguishes.
 fn evictions(options: &Options, device: u64) -> Result<Evictions> {
     Ok((eviction_source(options, device)?, cgroups(&options.policies.cgroup)?))
 }
 
-/// The eviction tap, if it is wanted and can be had; one clear line if not.
+/// The eviction tap, if it is requested and available. Otherwise logs or returns the reason in one
+/// line.
 fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn EvictionSource>>> {
     if options.policies.fill == FillName::Read && !options.policies.cgroup.is_empty() {
         bail!("--fill read does not see whose pages are evicted: leave out --cgroup, or use --fill evict");
@@ -353,7 +354,7 @@ fn fill(borrower: &Borrower) -> Fill {
     if borrower.sees_evictions() { Fill::Eviction } else { Fill::Read }
 }
 
-/// What there is to report of a mount, beside what does not change.
+/// The status of a mount: `description` has the parts that do not change.
 fn status(description: report::Mount, mount: &mount::Mount, borrower: &Borrower) -> report::Mount {
     let (read_us, get_is_late_us) = borrower.disk_us();
     let groups = borrower.cgroups();

@@ -1,4 +1,4 @@
-//! `pumapool role`: says what a node that has joined is to do.
+//! `pumapool role`: sets the role of a node that has joined a pool.
 
 use crate::daemon::{control, reported};
 use anyhow::{Result, anyhow, bail};
@@ -9,20 +9,20 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How long the node may take to answer: it may be waiting for a mount.
+/// Time limit for the node's answer: the node may be waiting for a mount.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The command, as it is sent: "role lend".
+/// Beginning of the message to the daemon, such as "role lend".
 pub const COMMAND: &str = "role ";
 
 /// Options of `role`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// What it is to do from now on, until it is told something else or restarted.
+    /// The node's role from now on, until it gets another one or is restarted.
     #[arg(value_enum)]
     role: Name,
 
-    /// The node, if there are several on this machine: its process id, as `status` shows it.
+    /// Process id of the node, if there are several on this machine. `status` shows it.
     #[arg(long)]
     pid: Option<u32>,
 }
@@ -31,11 +31,11 @@ pub struct Options {
 #[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Name {
-    /// What it needs.
+    /// Lend or borrow, as the node needs it.
     Auto,
-    /// Lend, and not borrow.
+    /// Only lend.
     Lend,
-    /// Borrow, and not lend.
+    /// Only borrow.
     Borrow,
 }
 
@@ -56,16 +56,18 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let node = match &nodes[..] {
         [node] => node,
         [] => bail!("no such node of yours runs on this machine; `pumapool status` shows those that do"),
-        _ => bail!("several nodes run on this machine: say which one with --pid, as `pumapool status` shows it"),
+        _ => {
+            bail!("several nodes run on this machine; choose one with --pid. `pumapool status` shows their process ids")
+        }
     };
     let wanted = reported::role_wanted(options.role.into());
     let reply: Reply<RoleSet> = control::request(node.socket.as_ref(), &format!("{COMMAND}{wanted}"), LIMIT)?;
-    let set = reply.done().map_err(|error| anyhow!("the node does not do it: {error}"))?;
+    let set = reply.done().map_err(|error| anyhow!("the node does not change its role: {error}"))?;
     if set.wanted != wanted {
-        bail!("the node has not heard it all; try again");
+        bail!("the node received only a part of the request; try again");
     }
     let at = &node.status.listen;
-    // It is done, whether anybody hears of it or not.
+    // The role has changed, even if nobody reads the output.
     let _ = writeln!(io::stdout(), "the role of the node {at} is {wanted} from now on");
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! `pumapool status`: what the daemons of this machine are doing.
+//! `pumapool status`: shows the state of the daemons of this machine.
 
 use crate::cli::size;
 use crate::daemon::control;
@@ -9,22 +9,23 @@ use report::{
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
-/// Misses that must have been looked at before a curve is shown.
+/// A curve is shown only if it is based on at least so many misses.
 const CURVE_MISSES_MIN: u64 = 500;
-/// Sizes of pools that are shown.
+/// Number of pool sizes that are shown.
 const CURVE_POINTS: usize = 5;
 
 /// Options of `status`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Everything, as one JSON object: {"mounts": […], "lenders": […], "nodes": […], "guests": […],
-    /// "numa": […], "silent": […]}; nodes are those that have joined a pool, guests the file
-    /// systems whose evictions are given to this machine's host, numa what places memory on NUMA
-    /// nodes, silent the daemons that do not answer.
+    /// Print everything as one JSON object: {"mounts": […], "lenders": […], "nodes": […], "guests":
+    /// […], "numa": […], "silent": […]}. Nodes are machines that have joined a pool, guests are
+    /// file systems whose evictions go to this machine's host. The list numa has daemons that place
+    /// memory on NUMA nodes, silent has daemons that do not answer.
     #[arg(long)]
     json: bool,
 
-    /// Of each mount that tells control groups apart (`mount --cgroup`), what each of them has.
+    /// For each mount that distinguishes control groups (`mount --cgroup`), show the use of each
+    /// group.
     #[arg(long, conflicts_with = "json")]
     by_cgroup: bool,
 }
@@ -45,7 +46,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// An error of printing: the reader may have seen enough.
+/// Ignores the error of a closed pipe: the reader needs no more output. Returns all other errors.
 pub(crate) fn seen_enough(printed: io::Result<()>) -> io::Result<()> {
     printed.or_else(|error| if error.kind() == ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
@@ -55,7 +56,7 @@ fn print_all(out: &mut impl Write, all: &All, has_unknown: bool) -> io::Result<(
         writeln!(out, "{} (pid {}) does not answer: {}", silent.kind, silent.pid, silent.reason)?;
     }
     if has_unknown {
-        writeln!(out, "a daemon of a newer version runs here; use its program to see it")?;
+        writeln!(out, "a daemon of a newer version runs here; use the newer program to see it")?;
     }
     all.nodes.iter().try_for_each(|node| print_node(out, &node.status))?;
     all.lenders.iter().try_for_each(|lender| print_lender(out, &lender.status))?;
@@ -135,8 +136,7 @@ fn print_lending(out: &mut impl Write, listen: &str, pid: u32, lender: &Lender) 
     print_pace(out, lender)
 }
 
-/// Prints the limits of a lender that may use only a part of the machine, and what they have cost
-/// its borrowers.
+/// Prints the limits of a lender (--cpu, --rate), and the delays and misses that they caused.
 fn print_pace(out: &mut impl Write, lender: &Lender) -> io::Result<()> {
     if lender.rate_bytes.is_none() && lender.cpu_percent.is_none() {
         return Ok(());
@@ -197,11 +197,11 @@ pub(crate) fn print_mount(out: &mut impl Write, mount: &Mount) -> io::Result<()>
     print_confined(out, &mount.confined)
 }
 
-/// Prints what each control group has of a mount.
+/// Prints the use of each control group of a mount.
 fn print_cgroups(out: &mut impl Write, mount: &Mount) -> io::Result<()> {
     writeln!(out, "mount {} at {} (pid {})", mount.source, mount.mountpoint, mount.pid)?;
     let Some(groups) = &mount.cgroups else {
-        return writeln!(out, "  all control groups alike; `mount --cgroup` tells them apart");
+        return writeln!(out, "  does not distinguish control groups; see `mount --cgroup`");
     };
     writeln!(
         out,
@@ -233,7 +233,7 @@ fn print_cgroup(out: &mut impl Write, group: &Cgroup) -> io::Result<()> {
     )
 }
 
-/// Prints what pools of other sizes would answer: the largest few.
+/// Prints the hit ratios of pools of other sizes, for the largest [`CURVE_POINTS`] sizes.
 fn print_curve(out: &mut impl Write, curve: &Curve) -> io::Result<()> {
     let points = &curve.points;
     if curve.sampled_misses < CURVE_MISSES_MIN || points.is_empty() {
@@ -246,7 +246,7 @@ fn print_curve(out: &mut impl Write, curve: &Curve) -> io::Result<()> {
 
 /// Prints the virtual machines whose images a mount serves.
 fn print_guests(out: &mut impl Write, guests: &Guests) -> io::Result<()> {
-    writeln!(out, "  guests      listened to at {}", guests.listen)?;
+    writeln!(out, "  guests      connect at {}", guests.listen)?;
     for guest in &guests.list {
         let useless = [guest.unknown_pages, guest.differing_pages, guest.missed_pages];
         writeln!(
@@ -267,7 +267,7 @@ fn print_guests(out: &mut impl Write, guests: &Guests) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints a file system whose evictions are given to the host.
+/// Prints a file system whose evictions go to the host.
 fn print_guest(out: &mut impl Write, status: &Guest) -> io::Result<()> {
     let guest = &status.guest;
     let state = if status.connected { "connected" } else { "no host" };
@@ -282,7 +282,7 @@ fn print_guest(out: &mut impl Write, status: &Guest) -> io::Result<()> {
     )
 }
 
-/// Prints what places memory on NUMA nodes.
+/// Prints a daemon that places memory on NUMA nodes.
 fn print_placing(out: &mut impl Write, numa: &Numa) -> io::Result<()> {
     writeln!(out, "numa (pid {})", numa.pid)?;
     for target in &numa.targets {
@@ -291,7 +291,7 @@ fn print_placing(out: &mut impl Write, numa: &Numa) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints what a daemon may do, if it has told that.
+/// Prints the rights of a daemon, if its status has them.
 fn print_confined(out: &mut impl Write, confined: &Confined) -> io::Result<()> {
     if confined.files.is_empty() {
         return Ok(());

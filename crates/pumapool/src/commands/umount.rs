@@ -16,22 +16,22 @@ const END_TIMEOUT_SECONDS: i64 = 10;
 /// Options of `umount`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Where it is mounted.
+    /// The mountpoint.
     #[arg(required_unless_present = "all")]
     mountpoint: Option<PathBuf>,
 
-    /// All mounts that this program has made. One that is in use stays, and the others go.
+    /// Unmount all mounts that this program has made. Mounts in use stay.
     #[arg(long, conflicts_with = "mountpoint")]
     all: bool,
 
-    /// Take the mount away now, even if it is in use: programs that have files open keep them, and
-    /// the daemon ends with the last.
+    /// Unmount now, even if the mount is in use. Programs keep their open files, and the daemon
+    /// ends when the last one is closed.
     #[arg(long)]
     lazy: bool,
 }
 
-/// How long a mount may be in use by nobody who is seen to have anything open there, and how often
-/// it is looked.
+/// A mount may be busy although no process is seen to use it. `umount` tries again for so long, and
+/// at this interval.
 const SHORT_USE_MAX: Duration = Duration::from_secs(2);
 const SHORT_USE_LOOK: Duration = Duration::from_millis(5);
 /// Processes that are named as users of a mount.
@@ -46,8 +46,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     each(|mountpoint| take_away_and_wait(mountpoint, options.lazy))
 }
 
-/// Does something with all mounts that the program at this path has made, also before it was
-/// replaced; the innermost first. Says of each why not, and goes on with the others.
+/// Applies `act` to all mounts that the program at this path has made, also before it was replaced.
+/// The innermost mount is first. If `act` fails, this function logs the error and continues with
+/// the other mounts.
 pub fn each(act: impl Fn(&Path) -> Result<()>) -> Result<ExitCode> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let is_own = |mount: &Listed<Mount>| {

@@ -1,4 +1,4 @@
-//! `pumapool upgrade`: another program takes a mount over, while it is in use.
+//! `pumapool upgrade`: another program takes over a mount that is in use.
 
 use crate::commands::umount;
 use crate::daemon::control;
@@ -9,22 +9,22 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How long it may take: the daemon leaves, the new program starts or fails to, the old one serves
-/// again.
+/// Time limit: the daemon stops serving, and the new program starts. If the new program fails, the
+/// old one serves again.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Options of `upgrade`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Where it is mounted.
+    /// The mountpoint.
     #[arg(required_unless_present = "all")]
     mountpoint: Option<PathBuf>,
 
-    /// All mounts that the program at this path has made, also before it was replaced.
+    /// Upgrade all mounts that the program at this path has made, also before it was replaced.
     #[arg(long, conflicts_with = "mountpoint")]
     all: bool,
 
-    /// The program that is to serve it [default: the one that this command is].
+    /// The program that serves the mount from now on [default: this program].
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
 }
@@ -35,11 +35,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Some(binary) => binary.clone(),
         None => std::env::current_exe().context("cannot find this program; name one by --binary")?,
     };
-    let binary = binary.canonicalize().with_context(|| {
-        format!("cannot find {}, the program that is to serve it (--binary FILE)", binary.display())
-    })?;
+    let binary = binary
+        .canonicalize()
+        .with_context(|| format!("cannot find {}, the program to upgrade to (--binary FILE)", binary.display()))?;
     let Some(program) = binary.to_str().filter(|path| !path.contains('\n')) else {
-        bail!("{} is no path that can be passed on; put the program elsewhere", binary.display());
+        bail!("the path {} is not UTF-8 or has a line break; move the program elsewhere", binary.display());
     };
     match &options.mountpoint {
         Some(mountpoint) => upgrade(mountpoint, program).map(|()| ExitCode::SUCCESS),
@@ -56,7 +56,7 @@ fn upgrade(mountpoint: &Path, program: &str) -> Result<()> {
     let reply: Reply<Upgraded> = control::request(daemon.socket.as_ref(), &wanted, LIMIT)?;
     let Upgraded { pid, pause_ms } = reply.done().map_err(|error| anyhow!("not upgraded: {error}"))?;
     let at = mountpoint.display();
-    // It is done, whether anybody hears of it or not.
+    // The upgrade is done, even if nobody reads the output.
     let _ = writeln!(io::stdout(), "{at} is served by process {pid} now, after a pause of {pause_ms} ms");
     Ok(())
 }

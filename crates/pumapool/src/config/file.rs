@@ -1,8 +1,8 @@
-//! A configuration file as arguments of the command. No I/O.
+//! Turns a configuration file into arguments of the command. No I/O.
 //!
-//! Keys are the long options' names, and the names of the positional arguments. What there is,
-//! whether it may be given several times, and which values it takes is asked of clap. What the
-//! command line says the file does not say again: so it overrides it.
+//! Keys are the names of long options and of positional arguments. clap determines which exist,
+//! which may be given several times, and which values they take. An option on the command line
+//! replaces the one in the file.
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::builder::ValueParser;
@@ -14,23 +14,23 @@ use std::ops::Range;
 use std::path::Path;
 use toml::de::{DeTable, DeValue};
 
-/// Says which command the file is for.
+/// Key of the command that the file is for.
 const COMMAND: &str = "command";
 
 /// Options that are of no use in a file.
 const NOT_IN_FILES: [&str; 3] = ["config", "help", "version"];
 
-/// What was read.
+/// A configuration file that was read.
 #[derive(Clone, Copy)]
 pub struct ConfigFile<'a> {
-    /// For messages.
+    /// The path, for messages.
     pub path: &'a Path,
-    /// What is in it.
+    /// The content.
     pub text: &'a str,
 }
 
 impl<'a> ConfigFile<'a> {
-    /// An error at that place.
+    /// An error at this place in the text.
     fn error(&self, at: &Range<usize>, problem: impl std::fmt::Display) -> anyhow::Error {
         let before = self.text.as_bytes().get(..at.start).unwrap_or_default();
         let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
@@ -51,13 +51,13 @@ impl<'a> ConfigFile<'a> {
         Ok(parsed.into_inner())
     }
 
-    /// Refuses a command that no file can be for.
+    /// Fails if no configuration file can be for this command.
     pub fn require_daemon(&self, root: &Command, command: &str) -> Result<()> {
         let daemons = daemons(root, "");
         if daemons.iter().any(|name| name == command) {
             return Ok(());
         }
-        let problem = format!("{command:?} is no daemon; write {}", daemons.join(", "));
+        let problem = format!("{command:?} is not a daemon; write {}", daemons.join(", "));
         let table = self.table()?;
         let line = table.iter().find(|(key, value)| {
             key.get_ref() == COMMAND && matches!(value.get_ref(), DeValue::String(name) if name == command)
@@ -68,7 +68,7 @@ impl<'a> ConfigFile<'a> {
         }
     }
 
-    /// The command that the file says it is for.
+    /// The command that the file names, if it names one.
     pub fn command(&self) -> Result<Option<String>> {
         let table = self.table()?;
         let Some((_, value)) = table.iter().find(|(key, _)| key.get_ref() == COMMAND) else { return Ok(None) };
@@ -79,22 +79,22 @@ impl<'a> ConfigFile<'a> {
     }
 }
 
-/// What a command line says.
+/// The parts of a command line.
 pub struct Said<'a> {
     /// The innermost subcommand.
     pub command: &'a Command,
-    /// What it is called: "host-cache guest".
+    /// The name of the command, such as "host-cache guest".
     name: String,
-    /// Behind its name.
+    /// Index of the first argument after the name.
     at: usize,
-    /// The long options that are there.
+    /// The long options that are given.
     options: Vec<String>,
-    /// How many positional arguments are there.
+    /// Number of positional arguments that are given.
     positionals: usize,
 }
 
 impl<'a> Said<'a> {
-    /// Looks at the command line; `root` is built.
+    /// Parses the command line; `root` is clap's built command.
     pub fn of(root: &'a Command, given: &[OsString]) -> Said<'a> {
         let mut said = Said { command: root, name: String::new(), at: 1, options: Vec::new(), positionals: 0 };
         let mut next = 1;
@@ -135,7 +135,7 @@ pub fn named(given: &[OsString]) -> Option<&OsStr> {
     None
 }
 
-/// What may be in a file for the command: nothing, if it is no daemon's.
+/// The arguments that a file for the command may have. None if the command is not a daemon.
 pub fn options(command: &Command) -> impl Iterator<Item = &Arg> {
     let is_daemon = command.get_arguments().any(|argument| argument.get_id() == "foreground");
     command.get_arguments().filter(move |argument| {
@@ -143,7 +143,7 @@ pub fn options(command: &Command) -> impl Iterator<Item = &Arg> {
     })
 }
 
-/// The commands that files may be for: "lend", "host-cache guest".
+/// The commands that read configuration files, such as "lend" and "host-cache guest".
 fn daemons(command: &Command, name: &str) -> Vec<String> {
     let mut found: Vec<_> = options(command).next().map(|_| name.to_owned()).into_iter().collect();
     for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
@@ -152,24 +152,24 @@ fn daemons(command: &Command, name: &str) -> Vec<String> {
     found
 }
 
-/// What an argument is called in a file.
+/// The key of an argument in a file.
 pub fn key(argument: &Arg) -> &str {
     argument.get_long().unwrap_or(argument.get_id().as_str())
 }
 
-/// The command line with what the file adds to it. `root` is built.
+/// Returns the command line with the additions of the file. `root` is clap's built command.
 pub fn expand(root: &Command, given: &[OsString], file: &ConfigFile<'_>) -> Result<Vec<OsString>> {
     let said = Said::of(root, given);
     if options(said.command).next().is_none() {
         match said.name.as_str() {
             "" => return Ok(given.to_vec()), // clap says that there is no command
-            name => bail!("`pumapool {name}` is no daemon, and has no configuration: leave --config out"),
+            name => bail!("`pumapool {name}` is not a daemon and has no configuration: omit --config"),
         }
     }
     let table = file.table()?;
     let mut positionals: Vec<Option<(Range<usize>, String)>> = Vec::new();
     let mut added = Vec::new();
-    // In the order of the file, so that what is wrong first is told first.
+    // In the order of the file, so that the first error is reported.
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
     for (name, value) in entries {
@@ -226,7 +226,8 @@ pub fn expand(root: &Command, given: &[OsString], file: &ConfigFile<'_>) -> Resu
     Ok(arguments)
 }
 
-/// A value of the file as values of the argument; of a flag that is on, one without meaning.
+/// Converts a value of the file to values of the argument. For a flag that is on, the value has no
+/// meaning.
 fn values(argument: &Arg, value: &DeValue<'_>) -> Result<Vec<String>> {
     if !argument.get_action().takes_values() {
         return match value {
@@ -255,7 +256,7 @@ fn text(value: &DeValue<'_>) -> Option<String> {
     }
 }
 
-/// Whether the option would take it.
+/// Checks whether the option accepts the value.
 fn try_value(parser: &ValueParser, text: &str) -> Result<()> {
     let only = Arg::new("value").long("value").value_parser(parser.clone());
     let command = Command::new("value").no_binary_name(true).arg(only);
@@ -285,7 +286,7 @@ mod tests {
         let file = "# what a mount needs\nsource = \"/srv\"\nmountpoint = \"/mnt\"\nlender = [\"a:1\", \"b:2\"]\nthreads = 4\nattribute-timeout = 0.5\nforeground = true\ntrust-network = false\nlog = \"debug\"\n";
         let all = "--lender=a:1 --lender=b:2 --threads=4 --attribute-timeout=0.5 --foreground --log=debug";
         assert_eq!(expanded("pumapool mount", file).unwrap(), format!("pumapool mount {all} /srv /mnt"));
-        // The command line overrides it, wherever it says so.
+        // The command line overrides the file, wherever the option is on it.
         assert_eq!(
             expanded("pumapool --log warn mount --lender=c:3 /data --config f.toml --threads 2", file).unwrap(),
             "pumapool --log warn mount --attribute-timeout=0.5 --foreground --lender=c:3 /data --config f.toml --threads 2 /mnt"
@@ -330,7 +331,7 @@ mod tests {
             ),
             ("pumapool mount", "borrow = \"off\"", "f.toml:1: borrow: there is no such option"),
             ("pumapool mount", "config = \"x\"", "f.toml:1: config: there is no such option"),
-            ("pumapool status", "json = true", "`pumapool status` is no daemon"),
+            ("pumapool status", "json = true", "`pumapool status` is not a daemon"),
         ] {
             let error = format!("{:#}", expanded(given, text).unwrap_err());
             assert!(error.starts_with(problem) && !error.contains('\n'), "{text:?}: {error}");

@@ -1,18 +1,18 @@
 //! The options of a process, from its command line, its environment and a file (`--config FILE`);
 //! and `pumapool config check`.
 //!
-//! The three are merged once ([`begin`]): the file is turned into arguments ([`file`]), which stand
-//! beside those of the command line, and clap reads all of them. Processes that this one starts to
-//! carry on its work (the one in the background, the daemons of a keeper, the mounts of a node) get
-//! the merged options as they are, as [`Settings`] in a file in memory ([`pass_on`], [`passed`]).
-//! They read neither a command line nor a file.
+//! The three are merged once ([`begin`]): the file is turned into arguments ([`file`]), and clap
+//! parses these together with the command line. Some processes carry on the work of this one: the
+//! one in the background, the daemons of a supervisor, the mounts of a node. They get the merged
+//! options unchanged, as [`Settings`] in a file in memory ([`pass_on`], [`passed`]), and read
+//! neither a command line nor a file.
 //!
-//! On SIGHUP the file is read again and merged with the command line that was given, and what can
-//! change while the daemon runs does. The daemon tells its keeper its settings of then. The keeper
-//! passes them to a successor unread, so that they may be those of a newer program.
+//! On SIGHUP the daemon reads the file again, merges it with its command line, and applies the
+//! options that can change. It sends the new settings to its supervisor. The supervisor passes them
+//! to a successor without reading them, because they may be those of a newer program.
 //!
-//! A keeper of an older revision passes the command line and the text of the file ([`TEXT`])
-//! instead. A file that was broken meanwhile must not end a mount.
+//! A supervisor of an older revision passes the command line and the text of the file ([`TEXT`])
+//! instead. A file that has become invalid must not end a mount.
 
 pub mod file;
 pub mod written;
@@ -40,20 +40,19 @@ use std::sync::OnceLock;
 /// The descriptor of the [`Settings`] that another process of ours has passed to this one.
 pub const SETTINGS: &str = "PUMAPOOL_SETTINGS";
 
-/// The name of the file in memory that they are in. A program further down that has inherited the
-/// variable has no such descriptor.
+/// The name of the file in memory that has the settings. It distinguishes this descriptor in a
+/// grandchild that has inherited only the variable.
 const SETTINGS_NAME: &str = "puma-settings";
 
-/// Bytes of settings at the most: the text of a configuration file, each byte of it escaped, and
-/// the options.
+/// Limit on the settings, in bytes: a configuration file with each byte escaped, and the options.
 const SETTINGS_BYTES_MAX: usize = 1 << 20;
 
-/// What a keeper of an older revision has its daemon go on with, instead of what is in the file
-/// now.
+/// The text of the configuration that a supervisor of an older revision passes to its daemon,
+/// instead of the present content of the file.
 pub const TEXT: &str = "PUMAPOOL_CONFIG_TEXT";
 
-/// Bytes of a configuration file at the most: it has to fit into a variable of the environment, of
-/// which Linux allows 128 KiB.
+/// Limit on a configuration file, in bytes: it must fit into an environment variable, for which
+/// Linux allows 128 KiB.
 const CONFIG_BYTES_MAX: u64 = 64 << 10;
 
 /// Options of `config`.
@@ -65,7 +64,7 @@ pub struct Options {
 
 #[derive(clap::Subcommand)]
 enum What {
-    /// Say whether a configuration file is good.
+    /// Check a configuration file, and exit with an error if it is wrong.
     Check(CheckOptions),
 }
 
@@ -75,34 +74,34 @@ pub struct CheckOptions {
     /// The file.
     file: PathBuf,
 
-    /// What it is for, such as `lend` or `host-cache guest` [default: what the file says by
-    /// `command = "lend"`].
+    /// Command that reads the file, such as `lend` or `host-cache guest` [default: the value of
+    /// `command` in the file].
     #[arg(long, value_name = "COMMAND")]
     command: Option<String>,
 }
 
-/// What is merged: the log and a command, without a word about which commands there are.
+/// Merged options: the log filter and a command, independent of the list of commands.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Merged {
-    /// What to log.
+    /// The log filter (`--log`).
     pub log: String,
-    /// The command with its options, each by the name of its field. Null: the command starts no
+    /// The command with its options, by the names of their fields. Null if the command starts no
     /// process that carries on its work.
     pub command: Value,
 }
 
-/// The command line of the program. Its entry point knows the commands, and nothing here does.
+/// The command line of the program. Only the program's entry point knows the commands.
 pub trait CommandLine: clap::Parser {
-    /// What can be passed on to another process.
+    /// The options to pass on to another process.
     fn merged(&self) -> Merged;
 
-    /// What another process has passed on.
+    /// Restores the options that another process has passed on.
     ///
     /// # Errors
-    /// When it is of another revision, and makes no sense.
+    /// Fails if the options are of another revision and cannot be parsed.
     fn from_merged(merged: Merged, file: Option<PathBuf>) -> Result<Self>;
 
-    /// What clap knows of all commands, with what they inherit.
+    /// clap's description of all commands, with inherited options.
     fn built() -> clap::Command {
         let mut root = Self::command();
         root.build();
@@ -110,7 +109,7 @@ pub trait CommandLine: clap::Parser {
     }
 }
 
-/// What is asked of a [`CommandLine`] when a configuration is read again.
+/// Functions of a [`CommandLine`] that reading a configuration again needs.
 struct Language {
     built: fn() -> clap::Command,
     merge: fn(&[OsString]) -> Result<Merged, clap::Error>,
@@ -135,11 +134,11 @@ pub struct Settings {
     /// The configuration file.
     #[serde(with = "written::maybe_path")]
     file: Option<PathBuf>,
-    /// The text of it that was merged.
+    /// The text of the file that was merged.
     text: Option<String>,
 }
 
-/// What this process was started with.
+/// The options with which this process was started.
 struct Began {
     language: Language,
     /// The command line, as one of `pumapool`.
@@ -147,18 +146,19 @@ struct Began {
     file: Option<PathBuf>,
     /// The options that it began with.
     first: Map<String, Value>,
-    /// It got them as [`Settings`].
+    /// Whether it got them as [`Settings`].
     was_passed: bool,
     now: Mutex<Now>,
 }
 
-/// What may change.
+/// The options that may change.
 struct Now {
     log: String,
     options: Map<String, Value>,
     text: Option<String>,
-    /// All of it, as it is passed on. None: the command starts nothing that carries on its work, or
-    /// the text is that of a daemon of another revision, which this program does not understand.
+    /// The settings, in the form in which they are passed on. `None` if the command starts no
+    /// process that carries on its work, or if they are of a daemon of another revision that this
+    /// program cannot parse.
     settings: Option<Vec<u8>>,
 }
 
@@ -172,20 +172,20 @@ impl Now {
 
 static BEGAN: OnceLock<Began> = OnceLock::new();
 
-/// Takes over options.
+/// Applies options.
 type Apply = Box<dyn Fn(&Map<String, Value>) -> Result<()> + Send + Sync>;
 
-/// What of a daemon's options can change while it runs.
+/// The options of a daemon that can change while it runs.
 pub struct Changeable {
     /// The options' names.
     names: &'static [&'static str],
-    /// Takes them over, from all options of the command.
+    /// Applies them, given all options of the command.
     apply: Apply,
 }
 
 impl Changeable {
-    /// Those of that name, which `apply` takes over. `T` is the options of the command, or a part
-    /// of them.
+    /// The options with these names, which `apply` applies. `T` is the type of the command's
+    /// options, or of a part of them.
     pub fn new<T: DeserializeOwned>(
         names: &'static [&'static str],
         apply: impl Fn(T) + Send + Sync + 'static,
@@ -197,15 +197,15 @@ impl Changeable {
         Changeable { names, apply: Box::new(apply) }
     }
 
-    /// Nothing but the log level.
+    /// Only the log level.
     pub fn nothing() -> Changeable {
         Changeable { names: &[], apply: Box::new(|_| Ok(())) }
     }
 }
 
-/// The options of this process: those that were given, and those of the file that these name. What
-/// is wrong is one line if there is a file, or for mount(8); else the process ends here, with that
-/// line.
+/// The options of this process: those of the command line, and those of the file that it names. An
+/// error is returned as one line if there is a file, or for mount(8). Otherwise the process prints
+/// the error and exits.
 pub fn begin<C: CommandLine>(given: Vec<OsString>, for_mount: bool) -> Result<C> {
     let root = C::built();
     let path = file::named(&given).map(std::path::absolute).transpose().context("--config")?;
@@ -241,10 +241,11 @@ fn begin_with<C: CommandLine>(settings: Settings, was_passed: bool) {
     let _ = BEGAN.set(Began { language, given, file, first, was_passed, now: Mutex::new(now) });
 }
 
-/// The options that another process of ours has passed to this one. To be called first, and once.
+/// The options that another process of this program has passed to this one. Must be called first,
+/// and once.
 ///
 /// # Errors
-/// When they cannot be read: a program of another revision may have passed them.
+/// Fails if they cannot be parsed: a program of another revision may have passed them.
 pub fn passed<C: CommandLine>() -> Result<Option<C>> {
     let Some(number) = std::env::var(SETTINGS).ok().and_then(|number| number.parse::<RawFd>().ok()) else {
         return Ok(None);
@@ -263,7 +264,7 @@ pub fn passed<C: CommandLine>() -> Result<Option<C>> {
     Ok(Some(line))
 }
 
-/// A file in memory with these settings, which a command that is started inherits.
+/// Creates a file in memory with these settings, which the started command inherits.
 fn in_inherited_memory(settings: &[u8], command: &mut std::process::Command) -> Result<OwnedFd> {
     let fd = memfd_create(SETTINGS_NAME, MemfdFlags::empty()).context("cannot pass the options on")?;
     let file = File::from(fd);
@@ -272,8 +273,9 @@ fn in_inherited_memory(settings: &[u8], command: &mut std::process::Command) -> 
     Ok(file.into())
 }
 
-/// Has a command of this program go on with the options of this process. It must be started before
-/// what is returned is dropped. None: it reads its command line.
+/// Passes the options of this process to a command of this program. The command must be started
+/// before the returned descriptor is dropped. Returns `None` if the command reads its own command
+/// line.
 pub fn pass_on(command: &mut std::process::Command) -> Result<Option<OwnedFd>> {
     command.env_remove(SETTINGS);
     let Some(began) = BEGAN.get() else { return Ok(None) };
@@ -281,8 +283,8 @@ pub fn pass_on(command: &mut std::process::Command) -> Result<Option<OwnedFd>> {
     now.settings.as_deref().map(|settings| in_inherited_memory(settings, command)).transpose()
 }
 
-/// Has a command of this program run the subcommand `name` with these options, as [`pass_on`] does;
-/// `given` is how its command line would read.
+/// Makes a command of this program run the subcommand `name` with these options, in the manner of
+/// [`pass_on`]. `given` is the equivalent command line.
 pub fn pass(
     log: &str,
     (name, options): (&str, impl Serialize),
@@ -320,8 +322,8 @@ pub fn text() -> Option<String> {
     BEGAN.get()?.now.lock().text.clone()
 }
 
-/// Reads the configuration again, and takes over what can change. What is wrong, and what cannot
-/// change, is said in the log.
+/// Reads the configuration again, and applies the options that can change. Logs errors, and options
+/// that cannot change.
 pub fn reload(changeable: &Changeable) {
     let Some(began) = BEGAN.get() else { return };
     let Some(path) = &began.file else {
@@ -336,12 +338,12 @@ pub fn reload(changeable: &Changeable) {
             }
             false => "",
         };
-        tracing::error!("the configuration stays as it was: {error:#}{next}");
+        tracing::error!("the configuration is unchanged: {error:#}{next}");
     }
 }
 
-/// The settings that are in use, as a file in memory for the keeper. One of an older revision,
-/// which has passed none, gets the text of the configuration.
+/// The settings in use, as a file in memory for the supervisor. A supervisor of an older revision,
+/// which has passed no settings, gets the text of the configuration.
 pub fn in_memory() -> Result<OwnedFd> {
     let made = memfd_create("puma-config", MemfdFlags::CLOEXEC).context("cannot pass the configuration on")?;
     let file = File::from(made);
@@ -354,10 +356,10 @@ pub fn in_memory() -> Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// For a keeper: successors begin with the settings that its daemon has found good. One of an older
-/// revision sends the text of its configuration.
+/// For a supervisor: stores the settings that its daemon has found valid, for successors. A daemon
+/// of an older revision sends the text of its configuration.
 pub fn accept(file: &File) {
-    /// What a keeper reads of settings, which may be those of a newer program.
+    /// The part of settings that a supervisor reads. They may be those of a newer program.
     #[derive(Deserialize)]
     struct Known {
         log: String,
@@ -377,13 +379,13 @@ pub fn accept(file: &File) {
             let _ = log::set(&settings.merged.log);
             *now = Now::new(settings);
         }
-        // The daemon understands it: its successors read the command line and this text.
+        // The daemon accepts this text, so its successors read the command line and this text.
         Err(_) => (now.text, now.settings) = (Some(text), None),
     }
 }
 
 impl Began {
-    /// What the command line and that text say together.
+    /// Merges the command line and this text.
     fn parse(&self, path: &Path, text: String) -> Result<Settings> {
         let root = (self.language.built)();
         let arguments = file::expand(&root, &self.given, &ConfigFile { path, text: &text })?;
@@ -419,7 +421,7 @@ impl Began {
     }
 }
 
-/// The subcommands that a command line names, as far as there are such.
+/// The existing subcommands that a command line names.
 fn commands(root: &clap::Command, given: &[OsString]) -> Vec<String> {
     let (mut command, mut names) = (root, vec![root.get_name().to_owned()]);
     for argument in given.iter().skip(1).filter_map(|argument| argument.to_str()) {
@@ -472,13 +474,13 @@ fn read(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// Runs `config`; `root` is what clap knows of all commands, built.
+/// Runs `config`; `root` is clap's built description of all commands.
 pub fn run(options: &Options, root: &clap::Command) -> Result<ExitCode> {
     let What::Check(CheckOptions { file: path, command }) = &options.what;
     let text = read(path)?;
     let config = ConfigFile { path, text: &text };
     let Some(command) = command.clone().map(Ok).or_else(|| config.command().transpose()).transpose()? else {
-        bail!("{}: say what it is for, by a line command = \"lend\", or by --command", path.display());
+        bail!("{}: name the command that reads it, by a line command = \"lend\" or by --command", path.display());
     };
     config.require_daemon(root, &command)?;
     let given: Vec<OsString> = ["pumapool"].into_iter().chain(command.split_whitespace()).map(OsString::from).collect();

@@ -10,10 +10,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// PATH, `others` or `each`, and what it may have.
+/// A value of `--cgroup`: PATH, `others` or `each`, with its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupName {
-    /// As it was written.
+    /// The text of the option.
     text: String,
     who: Who,
     limits: Limits,
@@ -65,12 +65,12 @@ impl FromStr for CgroupName {
     }
 }
 
-/// What they say together. None: there is none.
+/// Combines the options. Returns `None` if there are none.
 pub fn cgroups(names: &[CgroupName]) -> Result<Option<Cgroups>> {
     if names.is_empty() {
         return Ok(None);
     }
-    let hierarchy = memory_hierarchy().context("--cgroup cannot be kept")?;
+    let hierarchy = memory_hierarchy().context("--cgroup cannot be applied")?;
     let (mut named, mut others) = (Vec::new(), None);
     for CgroupName { text, who, limits } in names {
         let rest = match who {
@@ -98,12 +98,12 @@ pub fn cgroups(names: &[CgroupName]) -> Result<Option<Cgroups>> {
             named.len()
         );
     }
-    // An administrator who names some wants those alone.
+    // If some groups are named, only these are lent for.
     let others = others.unwrap_or(Others::Together(Limits { takes_part: false, ..Limits::NONE }));
     Ok(Some(Cgroups { hierarchy, named, others }))
 }
 
-/// A path as /proc/PID/cgroup shows it, or as it is mounted.
+/// The directory of a group. `path` is as in /proc/PID/cgroup, or within the mounted hierarchy.
 fn below(path: &Path, hierarchy: &Path) -> PathBuf {
     let path = path.strip_prefix(hierarchy).unwrap_or(path);
     path.components().filter(|part| matches!(part, std::path::Component::Normal(_))).collect()

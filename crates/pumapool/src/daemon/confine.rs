@@ -1,23 +1,23 @@
-//! The daemons drop what they do not need, so that a fault in one of them gives away less. All of
-//! it is one-way.
+//! The daemons drop rights that they do not need, to limit the damage of a fault. No right can be
+//! regained.
 //!
-//! - `lend`, when it listens: every capability (it is root in name only from then on), and by
-//!   Landlock, where the kernel has it, all files but those that it reads to learn about memory and
-//!   to look names up, and its configuration. What it has to remove at its end it may remove.
-//! - `join`, the same, when its mounts have been started: they have the rights of a mount, and it
-//!   has those of a lender.
-//! - `mount`, when the keeper begins, hence for every daemon that the keeper starts: the
-//!   capabilities outside [`MOUNT_NEEDS`]. Those that are left are much (it acts for all users),
-//!   but none of them loads modules, sets clocks, or configures networks. A newer program that
-//!   needs more (`pumapool upgrade`) does not get it: unmount, and mount again.
-//! - All: nothing that they start gains rights by being started (no_new_privs).
+//! - `lend`, when it listens: every capability, so that it is root in name only. If the kernel has
+//!   Landlock, also access to all files except those with which it measures memory and looks up
+//!   names, and its configuration. It may remove the files that it must remove at its end.
+//! - `join`, when its mounts have been started: the same rights as `lend`. Its mounts have the
+//!   rights of a mount.
+//! - `mount`, when the supervisor begins, so for all of its daemons: the capabilities outside
+//!   [`MOUNT_NEEDS`]. The remaining ones are powerful, because a mount acts for all users. But none
+//!   of them loads modules, sets clocks, or configures networks. A newer program that needs more
+//!   (`pumapool upgrade`) does not get it: unmount, and mount again.
+//! - All daemons: a program that they start gains no rights (no_new_privs).
 //!
-//! The kernel keeps all this for each thread; threads and programs that are started inherit it. So
-//! it must be done while the process has one thread, and is.
+//! The kernel stores these rights for each thread, and new threads and programs inherit them. So
+//! they are dropped while the process has only one thread.
 //!
-//! A process that lacks the right to drop something lacks the thing, too: then nothing is dropped,
-//! and nothing said. An ordinary user's mount is left alone altogether, because it takes the
-//! set-uid program fusermount3 to end it. `status` shows what is the case.
+//! A process without the right to drop a capability lacks the capability, too. Then nothing is
+//! dropped, and nothing is logged. A mount of an ordinary user drops nothing, because it needs the
+//! set-uid program fusermount3 to end. `status` shows the result.
 
 use landlock::{
     ABI, Access, AccessFs, BitFlags, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus,
@@ -31,9 +31,9 @@ use rustix::thread::{
 use std::path::{Path, PathBuf};
 use wire::address::Address;
 
-/// What the keeper and the daemons of a mount need, also those that take over.
+/// Capabilities that the supervisor and the daemons of a mount need, including later daemons.
 const MOUNT_NEEDS: CapabilitySet = CapabilitySet::empty()
-    // Acting for the users of the mount, whose rights the kernel has checked.
+    // To act for the users of the mount, whose rights the kernel has checked.
     .union(CapabilitySet::CHOWN)
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FOWNER)
@@ -43,21 +43,21 @@ const MOUNT_NEEDS: CapabilitySet = CapabilitySet::empty()
     .union(CapabilitySet::SETFCAP)
     .union(CapabilitySet::SETGID)
     .union(CapabilitySet::SETUID)
-    // Opening inodes by their handles.
+    // To open inodes by their handles.
     .union(CapabilitySet::DAC_READ_SEARCH)
-    // Mounting, unmounting, trusted extended attributes, page frames, the eviction tap, and being
-    // told of changes beside the mount.
+    // For mounting, unmounting, trusted extended attributes, page frames, the eviction tap, and
+    // detection of external changes.
     .union(CapabilitySet::SYS_ADMIN)
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::PERFMON)
-    // Limits beyond the hard ones, and not waiting for writeback that waits for us.
+    // To raise limits beyond the hard ones, and not to wait for writeback that waits for this
+    // daemon.
     .union(CapabilitySet::SYS_RESOURCE)
-    // Each worker keeps its capabilities when it acts as somebody else, which is a right of its
-    // own.
+    // To keep the capabilities of a worker while it acts as another user.
     .union(CapabilitySet::SETPCAP);
 
-/// What names are looked up with, where there is such a thing. A file is permitted as the one that
-/// it is now; where /etc/resolv.conf leads into one of the folders, it may be replaced.
+/// Files for looking up names, as far as they exist. Landlock permits the present file, not its
+/// name. If /etc/resolv.conf is a link into one of the directories, it may be replaced.
 const RESOLVER_READS: [&str; 9] = [
     "/etc/hosts",
     "/etc/resolv.conf",
@@ -70,18 +70,18 @@ const RESOLVER_READS: [&str; 9] = [
     "/run/connman",
 ];
 
-/// A folder of this name is ours: what is in it is configurations.
+/// A directory of this name has only configurations of this program.
 const OWN_FOLDER: &str = "pumapool";
 
-/// The version of Landlock that is asked for; an older kernel does what it can.
+/// The requested version of Landlock; an older kernel applies the part that it supports.
 const LANDLOCK: ABI = ABI::V5;
 
 const ALL_PERMITTED: &str = "all permitted";
 
-/// A lender that listens there, and has its metrics served there; `folder` is where it removes its
-/// socket and log. It may read its configuration again. One that has replaced it is another file,
-/// which Landlock can permit only with all others in the same folder: it does in one of our own,
-/// such as /etc/pumapool.
+/// Confines a lender with these addresses for borrowers and metrics. In `folder` it removes its
+/// socket and log. It may read its configuration again. If that file is replaced, the new one is
+/// another file, which Landlock can permit only with all others in the same directory. That is done
+/// only for this program's own directory, such as /etc/pumapool.
 pub fn lender(listen: &Address, metrics: Option<&Address>, folder: &Path, configuration: Option<&Path>) -> Confined {
     let mut removes = vec![folder.to_owned()];
     for address in metrics.into_iter().chain([listen]) {
@@ -100,12 +100,12 @@ pub fn lender(listen: &Address, metrics: Option<&Address>, folder: &Path, config
     Confined { files, ..now() }
 }
 
-/// The folder of the configuration, if it is one of our own.
+/// The directory of the configuration, if it is this program's own.
 fn own_folder(configuration: &Path) -> Option<&Path> {
     configuration.parent().filter(|folder| folder.file_name().is_some_and(|name| name == OWN_FOLDER))
 }
 
-/// The keeper of a mount, before it starts a daemon.
+/// Confines the supervisor of a mount, before it starts a daemon.
 pub fn keeper() {
     let is_able = |sets: CapabilitySets| sets.effective.contains(CapabilitySet::SETPCAP | CapabilitySet::SYS_ADMIN);
     if rustix::process::geteuid().is_root() && capabilities(None).is_ok_and(is_able) {
@@ -113,7 +113,7 @@ pub fn keeper() {
     }
 }
 
-/// What this thread may do.
+/// The present rights of this thread.
 pub fn now() -> Confined {
     let permitted = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.permitted);
     Confined {
@@ -123,11 +123,11 @@ pub fn now() -> Confined {
     }
 }
 
-/// Keeps of the capabilities, and of those that could be had by starting programs, those that are
-/// `needed`.
+/// Drops all capabilities except the `needed` ones, also from the sets that started programs could
+/// use.
 fn drop_capabilities(needed: CapabilitySet) {
     let _ = set_no_new_privs(true);
-    // While there still is the capability that it takes. What this kernel does not know yet is
+    // This needs a capability that is still there. A capability that this kernel does not know is
     // EINVAL.
     for one in (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {
         if !needed.contains(one) {
@@ -147,8 +147,8 @@ fn drop_capabilities(needed: CapabilitySet) {
     }
 }
 
-/// From now on this thread opens no files but those that a lender needs, and changes nothing but
-/// that it removes files from the folders `removes`. What is open stays so.
+/// From now on this thread can open only the files that a lender needs. It can change nothing,
+/// except that it can remove files in the directories `removes`. Open files stay open.
 fn restrict_files<'a>(
     removes: &[PathBuf],
     configurations: impl Iterator<Item = &'a Path>,
@@ -171,7 +171,7 @@ mod tests {
     use std::fs;
     use std::io::ErrorKind;
 
-    /// In a thread of its own, which takes all this with it when it ends.
+    /// In a thread of its own, because the rights end with the thread.
     #[test]
     fn a_lender_reaches_nothing_but_what_it_needs() {
         let scratch = testbed::Scratch::new("confine").unwrap();
@@ -251,7 +251,7 @@ mod tests {
             {
                 assert!(!has(&after, gone), "{gone}");
             }
-            // What it starts has no more.
+            // A program that it starts has no more rights.
             let status = std::process::Command::new("/bin/cat").arg("/proc/self/status").output().unwrap().stdout;
             let status = String::from_utf8(status).unwrap();
             let set = |name: &str| {

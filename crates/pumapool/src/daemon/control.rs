@@ -1,6 +1,6 @@
-//! How the commands find the daemons of this machine: each has a Unix socket in one folder, and
-//! answers a connection with its status as one JSON object. A client sends one line that says what
-//! it wants, or nothing for the status, and then closes that direction.
+//! How commands find the daemons of this machine. Each daemon has a Unix socket in one directory,
+//! and answers a connection with its status as one JSON object. A client sends one line with a
+//! command, or nothing for the status, and then closes that direction.
 
 use anyhow::{Context, Result};
 use parking_lot::{Condvar, Mutex};
@@ -19,27 +19,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How long daemons may take to tell their statuses, all together.
+/// Time limit for the statuses of all daemons together.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long daemons may take to tell their statuses to those who look again and again, and whom
-/// somebody waits for: Prometheus waits for 10 s.
+/// Time limit for repeated requests by clients that somebody waits for: Prometheus waits for 10 s.
 pub const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a daemon waits for what is wanted. A client that sends nothing wants the status.
+/// How long a daemon waits for a command. A client that sends nothing gets the status.
 const QUESTION_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Bytes of what is wanted, at the most.
+/// Limit on a command, in bytes.
 const QUESTION_BYTES_MAX: usize = 8192;
 
-/// Clients that are answered at once; more wait.
+/// Limit on clients that are answered concurrently; more wait.
 const CLIENTS_MAX: usize = 16;
 
-/// Bytes of a status at the most.
+/// Limit on a status, in bytes.
 const STATUS_BYTES_MAX: u64 = 4 << 20;
 
-/// Logs of daemons that are gone stay for as long after their last line: troubleshooting needs
-/// them.
+/// How long the log of a daemon that has ended is kept after its last line, for troubleshooting.
 const OLD_LOG: Duration = Duration::from_secs(24 * 3600);
 
 /// The folder: root's daemons are in `/run`, a user's in that user's runtime folder. Root of a user
@@ -73,7 +71,7 @@ pub fn make_folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The socket of a daemon that does not serve yet.
+/// The socket of a daemon before it serves.
 pub struct Control {
     listener: UnixListener,
     path: RemovedOnDrop,
@@ -84,11 +82,11 @@ pub struct Serving {
     _path: RemovedOnDrop,
 }
 
-/// A file that goes when this is dropped.
+/// A file that is removed when this is dropped.
 pub struct RemovedOnDrop(pub PathBuf);
 
 impl RemovedOnDrop {
-    /// Lets the file stay.
+    /// Keeps the file.
     pub fn keep(mut self) {
         self.0 = PathBuf::new();
     }
@@ -124,15 +122,14 @@ impl Control {
         Ok(Serving { _path: path })
     }
 
-    /// To be served by another process.
+    /// Gives the socket to another process to serve it.
     pub fn listener(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 }
 
-/// Answers connections with what `status` returns, from threads of its own, as long as the process
-/// runs. What is wanted beside the status goes to `command`, which answers on the stream; one such
-/// is done at a time.
+/// Answers connections with the result of `status`, from threads of its own, while the process
+/// runs. Commands go to `command`, which answers on the stream; only one command runs at a time.
 pub fn serve_on<S: Serialize>(
     listener: UnixListener,
     status: impl Fn() -> S + Send + Sync + 'static,
@@ -189,7 +186,7 @@ impl Drop for Place {
     }
 }
 
-/// What is wanted, as far as it comes in time.
+/// Reads the command, as far as it arrives in time.
 fn question(stream: &UnixStream) -> String {
     let until = Instant::now() + QUESTION_TIMEOUT;
     let (mut bytes, mut piece) = (Vec::new(), [0; 1024]);
@@ -207,7 +204,7 @@ fn question(stream: &UnixStream) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Sends an answer, as far as it is taken in time. The client may have gone.
+/// Sends an answer, as far as the client reads it in time. The client may be gone.
 pub fn answer(mut stream: UnixStream, answer: &impl Serialize) {
     let until = Instant::now() + ANSWER_TIMEOUT;
     let Ok(answer) = serde_json::to_vec(answer) else { return };
@@ -225,19 +222,19 @@ pub fn answer(mut stream: UnixStream, answer: &impl Serialize) {
     }
 }
 
-/// The status of every daemon that can be reached. What daemons that are gone have left is removed:
-/// sockets nobody listens on, and logs that are untouched for [`OLD_LOG`].
+/// The status of every daemon that can be reached. Removes files of daemons that have ended:
+/// sockets without a listener, and logs that are untouched for [`OLD_LOG`].
 pub fn ask_all() -> Vec<Status> {
     ask_those("", ANSWER_TIMEOUT)
 }
 
-/// The status of every daemon that can be reached, as [`ask_all`] returns it; and the daemons that
-/// do not answer, each with what is known of it.
+/// The status of every daemon that can be reached, as from [`ask_all`], and the daemons that do not
+/// answer.
 pub fn ask_all_and_silent() -> (Vec<Status>, Vec<Silent>) {
     ask_daemons("", ANSWER_TIMEOUT)
 }
 
-/// What is known of the daemon behind a socket that does not answer.
+/// The description of a daemon that does not answer at its socket.
 fn silent_at(path: &Path) -> Option<Silent> {
     let pid = named_after(path)?.1;
     // Of a mount a child of that process serves.
@@ -329,8 +326,7 @@ fn ask_daemons(prefix: &str, limit: Duration) -> (Vec<Status>, Vec<Silent>) {
     (statuses, silent)
 }
 
-/// Removes those of daemons without a socket, by their names. One whose time is in the future
-/// stays.
+/// Removes logs of daemons without a socket, by their names. A log with a time in the future stays.
 fn remove_old_logs(paths: &[PathBuf], now: SystemTime) {
     let is_daemons = |path: &Path| {
         let pid = path.file_stem().and_then(|name| name.to_str()?.rsplit_once('-'));
@@ -403,10 +399,10 @@ fn makes_no_sense(error: &serde_json::Error) -> String {
     format!("its answer makes no sense ({error}): is it of another version? Use the program that it runs")
 }
 
-/// Asks the daemon behind a socket for something else than its status, and waits for the answer.
+/// Sends a command to the daemon behind a socket, and waits for the answer.
 ///
 /// # Errors
-/// When the daemon cannot be asked, does not answer in time, or answers something else.
+/// Fails if the daemon cannot be reached, does not answer in time, or sends another kind of answer.
 pub fn request<T: DeserializeOwned>(path: &Path, wanted: &str, limit: Duration) -> Result<T> {
     /// A status has a kind, and answers to commands have none.
     #[derive(serde::Deserialize)]
@@ -423,7 +419,7 @@ pub fn request<T: DeserializeOwned>(path: &Path, wanted: &str, limit: Duration) 
     stream.take(STATUS_BYTES_MAX).read_to_string(&mut text).context("the daemon does not answer")?;
     anyhow::ensure!(!text.is_empty(), "the daemon has ended without an answer; see `pumapool status`, and its log");
     if serde_json::from_str::<Answer>(&text).is_ok_and(|answer| answer.kind.is_some()) {
-        anyhow::bail!("the daemon was asked too slowly and answered with its status; try again");
+        anyhow::bail!("the daemon got the command too late and answered with its status; try again");
     }
     serde_json::from_str(&text).map_err(|error| anyhow::anyhow!("{}", makes_no_sense(&error)))
 }

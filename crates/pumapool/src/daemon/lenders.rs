@@ -1,9 +1,9 @@
-//! Which lenders a mount has: those that were named, each address of a name being one, and those of
-//! the pool.
+//! The lenders of a mount: those that were named (each address of a name is one lender), and those
+//! of the pool.
 //!
-//! Names are looked up in a thread of their own, at once and then every [`LOOK_UP_INTERVAL`], so
-//! that no mount waits for a resolver, and a take-over least of all. What must never happen: a
-//! lender lost because a name could not be looked up.
+//! A thread looks up the names, at once and then every [`LOOK_UP_INTERVAL`], so that neither a
+//! mount nor a takeover waits for a resolver. A lender must never be lost because a name could not
+//! be looked up.
 
 use borrower::{Borrower, LenderAddress};
 use parking_lot::Mutex;
@@ -14,8 +14,8 @@ use wire::address::Address;
 /// How often names are looked up again: as often as those of the pool's seeds.
 const LOOK_UP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Addresses of a name that are used; of more, which a resolver may give by turns, those used
-/// already, then the first in order.
+/// Limit on the addresses of a name that are used. A resolver may return more of them by turns;
+/// those in use are preferred, then the first in order.
 const NAME_ADDRESSES_MAX: usize = 16;
 
 /// The lenders of one mount.
@@ -24,25 +24,24 @@ pub struct Lenders {
     known: Mutex<Known>,
 }
 
-/// Answers of a resolver in a row without an address until it is left: not all tell all addresses
-/// each time.
+/// An address is dropped after so many consecutive answers of a resolver without it: some resolvers
+/// do not return all addresses each time.
 const MISSING_MAX: u32 = 5;
 
 /// One address of a name.
 struct Found {
     address: Address,
-    /// Answers since it was among them.
+    /// Number of answers since the last one with this address.
     missing: u32,
 }
 
-/// What is known of them.
+/// The state of the lenders.
 #[derive(Default)]
 struct Known {
-    /// What was named, and the addresses that it stands for; none of a name that was not looked up
-    /// yet.
+    /// The named lenders with their addresses. A name that was not looked up yet has none.
     named: Vec<(Address, Vec<Found>)>,
     of_pool: Vec<LenderAddress>,
-    /// What the borrower was told.
+    /// The list that the borrower got last.
     told: Vec<LenderAddress>,
 }
 
@@ -68,8 +67,8 @@ impl Known {
         all
     }
 
-    /// A name was looked up. One that cannot be has the addresses of before, or is left to whoever
-    /// connects, who says why.
+    /// Stores the result of a lookup. If the lookup failed, the previous addresses stay. If there
+    /// are none, the name itself stays, and connecting reports the error.
     fn looked_up(&mut self, name: &Address, mut found: Vec<Address>) {
         found.sort();
         let failed = found.iter().all(|address| address == name);
@@ -93,12 +92,12 @@ impl Known {
 }
 
 impl Lenders {
-    /// Those that can be used at once, before any name was looked up.
+    /// The lenders that can be used at once, before any name was looked up.
     pub fn at_first(named: &[Address]) -> Vec<LenderAddress> {
         Known::new(named).told
     }
 
-    /// Has the borrower, which was told [`Lenders::at_first`], hear of all changes.
+    /// Starts to send all changes to the borrower, which began with [`Lenders::at_first`].
     pub fn follow(borrower: &Arc<Borrower>, named: &[Address]) -> Arc<Lenders> {
         let lenders = Arc::new(Lenders { borrower: Arc::downgrade(borrower), known: Mutex::new(Known::new(named)) });
         let names: Vec<Address> = named.iter().filter(|address| address.is_name()).cloned().collect();
@@ -114,7 +113,7 @@ impl Lenders {
         lenders
     }
 
-    /// These are the lenders of the pool now.
+    /// Sets the lenders of the pool.
     pub fn set_of_pool(&self, of_pool: Vec<LenderAddress>) {
         self.change(|known| known.of_pool = of_pool);
     }
@@ -124,7 +123,7 @@ impl Lenders {
         let mut known = self.known.lock();
         change(&mut known);
         let all = known.all();
-        // What they have left changes more often than who they are.
+        // Their free memory changes more often than the list of lenders.
         if known.told != all {
             borrower.set_lenders(&all);
             known.told = all;
@@ -134,7 +133,7 @@ impl Lenders {
 
 fn keep_looking_up(lenders: &Weak<Lenders>, names: &[Address]) {
     loop {
-        // Nobody is kept waiting by a resolver, not even who wants to end.
+        // A resolver must delay nothing, not even the end of the daemon.
         let found: Vec<_> = names.iter().map(|name| (name, name.resolve())).collect();
         let Some(lenders) = lenders.upgrade().filter(|lenders| lenders.borrower.strong_count() > 0) else { return };
         lenders.change(|known| found.into_iter().for_each(|(name, found)| known.looked_up(name, found)));
@@ -160,7 +159,7 @@ mod tests {
         let name = address("lender.example:7000");
         let mut known = Known::new(&[address("192.0.2.1:7000"), name.clone(), address("unix:/socket")]);
         assert_eq!(texts(&known.told), ["192.0.2.1:7000", "unix:/socket"]);
-        // Never looked up with success: connecting says why.
+        // Never looked up with success: connecting reports the error.
         known.looked_up(&name, vec![name.clone()]);
         assert_eq!(texts(&known.all()), ["192.0.2.1:7000", "lender.example:7000", "unix:/socket"]);
         let found = ["[2001:db8::2]:7000", "192.0.2.2:7000", "192.0.2.1:7000"].map(address);

@@ -30,24 +30,24 @@ static FILE: OnceLock<File> = OnceLock::new();
 /// Standard error is the log.
 static TURNED: AtomicBool = AtomicBool::new(false);
 
-/// Has what is logged chosen by another filter.
+/// A function that replaces the filter.
 type SetFilter = Box<dyn Fn(EnvFilter) -> Result<()> + Send + Sync>;
 
 static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
 
 fn filter(level: &str) -> Result<EnvFilter> {
-    // A word alone would be taken for the name of a part of the program, and of all others nothing
-    // would be said, not even errors.
+    // A single word would be parsed as the name of a module, and all other modules would log
+    // nothing, not even errors.
     let is_level = |word: &str| word.contains('=') || word.trim().parse::<LevelFilter>().is_ok();
     if let Some(word) = level.split(',').find(|word| !is_level(word)) {
-        bail!("`{word}` is no level");
+        bail!("`{word}` is not a level");
     }
     // Lines that a filter does not name are shown as usual. And what chitchat has to say of single
     // datagrams, our own lines say better; `chitchat=LEVEL` shows it all the same.
     EnvFilter::try_new(format!("info,chitchat=off,{level}")).with_context(|| format!("--log {level}"))
 }
 
-/// What `--log` takes.
+/// Parses a value of `--log`.
 pub fn level(text: &str) -> Result<String, String> {
     let reason = |error: anyhow::Error| {
         format!("write error, warn, info, debug, trace, or a filter like borrower=debug ({})", error.root_cause())
@@ -55,7 +55,7 @@ pub fn level(text: &str) -> Result<String, String> {
     filter(text).map(|_| text.to_owned()).map_err(reason)
 }
 
-/// Begins to log what `--log` says. To be called once.
+/// Begins to log with the filter of `--log`. Must be called once.
 pub fn begin(level: &str) -> Result<()> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter(level)?)
@@ -83,7 +83,7 @@ pub fn complain(error: &anyhow::Error) {
     let _ = writeln!(std::io::stderr(), "pumapool: {}", text.replace('\n', " "));
 }
 
-/// Logs from now on what `--log` says now.
+/// Changes the filter.
 pub fn set(level: &str) -> Result<()> {
     let filter = filter(level)?;
     SET_FILTER.get().map_or(Ok(()), |set| set(filter))
@@ -145,7 +145,7 @@ impl Write for Place {
     }
 }
 
-/// Empties a file that has grown beyond the limit. What fails here must not keep the line from
+/// Empties a file that has grown beyond the limit. An error here must not prevent the line from
 /// being written.
 fn begin_anew_beyond(log: impl std::os::fd::AsFd, bytes_max: i64) {
     if fstat(&log).is_ok_and(|found| found.st_size >= bytes_max) {

@@ -1,10 +1,10 @@
-//! What a mount has of its pool: the key, the lenders, and gossip.
+//! A mount's part in its pool: the key, the lenders, and gossip.
 //!
-//! At a first start, what is missing ends the command with one line. A successor serves a mount
-//! that is in use: without the key, or without gossip, it serves from the backing directory, says
-//! why once in the log and all the time in the status, and tries again every [`RETRY_INTERVAL`].
+//! At a first start, a missing part ends the command with one line. A successor serves a mount that
+//! is in use. Without the key or gossip it serves from the backing directory, reports the reason
+//! once in the log and always in the status, and tries again every [`RETRY_INTERVAL`].
 //!
-//! What must never happen in here: a mount that ends, or waits, because of its pool.
+//! A mount must never end or wait because of its pool.
 
 use crate::daemon::{lenders::Lenders, pool, security};
 use ::pool::Gossip;
@@ -18,8 +18,8 @@ use wire::address::Address;
 use wire::key::{KEY_BYTES, PoolKey};
 use wire::secure::Security;
 
-/// How often a successor tries again what did not succeed: seldom enough to cost nothing, soon
-/// enough for whoever has just put a key back.
+/// Time between two attempts of a successor. Seldom enough to cost nothing, and soon enough for an
+/// administrator who has just put a key back.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A mount's part in its pool.
@@ -31,10 +31,10 @@ pub struct Membership {
     /// The lender of this node.
     except: Option<Address>,
     takes_over: bool,
-    /// What its connections begin with. Without the key: a key that nobody has, so that nothing can
-    /// be sent to anybody.
+    /// The security of its connections. Without the key this is a random key, so that no lender can
+    /// be used.
     begins_with: Security,
-    /// The pool's key could be read, or there need be none.
+    /// Whether the pool's key could be read, or none is needed.
     has_key: OnceLock<()>,
     gossip: OnceLock<Arc<Gossip>>,
     /// Why the pool, or a part of it, is not used.
@@ -45,8 +45,8 @@ impl Membership {
     /// Reads the key and begins to gossip.
     ///
     /// # Errors
-    /// When that fails at a first start; a successor tries again ([`Membership::follow`]). When the
-    /// kernel has no random bytes.
+    /// Fails if this fails at a first start; a successor tries again ([`Membership::follow`]). Also
+    /// fails if the kernel has no random bytes.
     pub fn begin(
         named: &[Address],
         pool: &pool::Options,
@@ -89,7 +89,7 @@ impl Membership {
         Ok(membership)
     }
 
-    /// What connections of a borrower begin with ([`Borrower::set_security`] follows).
+    /// The security with which a borrower's connections begin ([`Borrower::set_security`] follows).
     pub fn security(&self) -> Security {
         self.begins_with.clone()
     }
@@ -119,8 +119,8 @@ impl Membership {
         self.problem.lock().clone()
     }
 
-    /// Has the borrower, which was told [`Membership::lenders`], hear of all changes, and tries
-    /// again what has not succeeded.
+    /// Starts to send all changes to the borrower, which began with [`Membership::lenders`], and
+    /// repeats the failed steps.
     pub fn follow(self: &Arc<Self>, borrower: &Arc<Borrower>) {
         let lenders = self.has_key.get().map(|()| self.follow_lenders(borrower));
         if self.problem.lock().is_none() {
@@ -174,7 +174,7 @@ impl Membership {
         self.security.security(&networks)
     }
 
-    /// Begins to gossip, if that is wanted and was not done.
+    /// Begins to gossip, if this is requested and not done yet.
     fn join(&self, security: Security) -> Result<()> {
         if self.gossip.get().is_none()
             && let Some(gossip) = pool::join(&self.pool, security)?
@@ -184,7 +184,7 @@ impl Membership {
         Ok(())
     }
 
-    /// What fails at a first start is the caller's to tell. Else it is told when it is news.
+    /// At a first start the caller reports the error. Later, a new error is logged.
     fn note(&self, error: anyhow::Error) -> Result<()> {
         if !self.takes_over {
             return Err(error);
@@ -192,7 +192,7 @@ impl Membership {
         let text = format!("{error:#}");
         let mut problem = self.problem.lock();
         if problem.as_ref() != Some(&text) {
-            tracing::error!("{text}; the mount is served without it, and it is tried again");
+            tracing::error!("{text}; the mount is served without it, and the daemon tries again");
             *problem = Some(text);
         }
         Ok(())

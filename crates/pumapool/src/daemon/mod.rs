@@ -1,12 +1,12 @@
-//! What the daemons have in common: the way into the background, readiness, the log, and the
-//! signals that end them.
+//! The common parts of the daemons: going into the background, readiness, the log, and the signals
+//! that end them.
 //!
-//! Without `--foreground` the command starts itself again as a session of its own and waits until
-//! that one says READY on its standard output, or fails; so the caller gets the error, and goes on
-//! only when the daemon serves.
+//! Without `--foreground` the command starts itself again in a session of its own. It waits until
+//! that process prints READY on its standard output, or fails. So the caller gets the error, and
+//! continues only when the daemon serves.
 //!
-//! All that can fail (log, control socket, signals) is done by [`Daemon::prepare`], before the
-//! daemon's own work begins: a mount that exists must never be left behind by an error.
+//! [`Daemon::prepare`] does everything that can fail (log, control socket, signals) before the
+//! daemon's own work begins. So an error never leaves a mount behind.
 
 pub mod cgroups;
 pub mod confine;
@@ -34,8 +34,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use wire::address::Address;
 
-/// Tells the process that it is the one in the background: the value is the process id of the one
-/// that started it.
+/// Environment variable of the process in the background. The value is the id of the process that
+/// started it.
 pub const STARTED_BY: &str = "PUMAPOOL_STARTED_BY";
 
 /// Options of every daemon.
@@ -59,7 +59,7 @@ pub struct Options {
     pub metrics: Option<Address>,
 }
 
-/// A daemon about to begin its work.
+/// A daemon before it begins its work.
 pub struct Daemon {
     log: Option<Log>,
     signals: Signals,
@@ -71,7 +71,8 @@ pub struct Daemon {
 /// Where a daemon in the background logs.
 pub struct Log {
     file: File,
-    /// Ours to remove: if the daemon does not come to serve, the caller has been told why.
+    /// A log file that this program made. It is removed if the daemon fails to start, because the
+    /// caller has got the error.
     default: Option<RemovedOnDrop>,
 }
 
@@ -81,12 +82,12 @@ impl Log {
         &self.file
     }
 
-    /// What is in it is of no more interest: if its place was ours to choose, it goes.
+    /// The content is no longer needed: removes the file if this program has chosen its place.
     pub fn remove(self) {
         drop(self.default);
     }
 
-    /// It stays.
+    /// Keeps the file.
     pub fn keep(self) {
         self.default.into_iter().for_each(RemovedOnDrop::keep);
     }
@@ -108,7 +109,7 @@ impl Daemon {
         Ok(Ok(Daemon { log, signals, control: Control::bind(kind)?, metrics, changeable: Changeable::nothing() }))
     }
 
-    /// What of its options can change while it runs.
+    /// Sets the options that can change while the daemon runs.
     pub fn can_change(self, changeable: Changeable) -> Daemon {
         Daemon { changeable, ..self }
     }
@@ -156,7 +157,7 @@ impl Daemon {
         let mut stdout = std::io::stdout();
         if let Some(log) = self.log {
             leave_session();
-            rustix::stdio::dup2_stderr(&log.file).context("cannot turn to the log")?;
+            rustix::stdio::dup2_stderr(&log.file).context("cannot switch to the log")?;
             crate::daemon::log::turned();
             let _ = std::env::set_current_dir("/");
             default_log = log.default;
@@ -174,7 +175,7 @@ impl Daemon {
     }
 }
 
-/// A daemon that serves.
+/// A daemon while it serves.
 pub struct Serving {
     _control: control::Serving,
     _metrics: Option<Door>,
@@ -182,7 +183,7 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// It has ended well: what it logged is of no more interest.
+    /// The daemon has ended in order, so its log is no longer needed.
     pub fn ended_well(mut self) {
         drop(self.default_log.take());
     }
@@ -223,9 +224,11 @@ fn start_in_background() -> Result<ExitCode> {
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start in the background; try --foreground")?;
-    let Some(stdout) = child.stdout.take() else { bail!("cannot hear from the background; try --foreground") };
+    let Some(stdout) = child.stdout.take() else {
+        bail!("cannot read from the process in the background; try --foreground")
+    };
     let mut line = String::new();
-    BufReader::new(stdout).read_line(&mut line).context("cannot hear from the background")?;
+    BufReader::new(stdout).read_line(&mut line).context("cannot read from the process in the background")?;
     if line.starts_with("READY") {
         let _ = std::io::stdout().write_all(line.as_bytes());
         return Ok(ExitCode::SUCCESS);
@@ -241,8 +244,8 @@ pub fn leave_session() {
     let _ = rustix::process::setsid();
 }
 
-/// Whatever else the caller has open (a lock, a pipe) must not stay open for as long as the daemon
-/// runs.
+/// Closes the caller's other open files (a lock, a pipe) at exec. They must not stay open while the
+/// daemon runs.
 fn keep_descriptors_to_ourselves() {
     // SAFETY: the call marks descriptors to be closed at exec; it closes none and touches no
     // memory.

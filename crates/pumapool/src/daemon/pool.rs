@@ -1,5 +1,4 @@
-//! `--pool`: taking part in a pool, for `lend` and `mount`. What there is to it is in the crate of
-//! that name.
+//! `--pool`: participation in a pool, for `lend` and `mount`. The crate `pool` implements it.
 
 use crate::cli::addresses;
 use crate::config::written;
@@ -13,11 +12,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use wire::address::Address;
 
-/// Where a lender gossips: the same everywhere, so that it can be somebody's seed.
+/// Default port at which a lender gossips. It is the same everywhere, so that a lender can be a
+/// seed of others.
 const PORT: u16 = 7070;
 
-/// How often a lender looks what it has left. Others are told of it only when it has changed by
-/// much.
+/// Time between two checks of a lender's free memory. Large changes are sent to the others.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Options of everything that takes part in a pool.
@@ -44,7 +43,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether there is a pool to take part in.
+    /// Whether to take part in a pool.
     pub fn is_wanted(&self) -> bool {
         !self.seeds.is_empty()
     }
@@ -112,7 +111,7 @@ fn keep_telling(gossip: &Weak<Gossip>, handle: &lender::Handle, address: &Addres
     }
 }
 
-/// Tells others what a lender has left, or that it does not lend.
+/// Sends a lender's free memory to the others, or that it does not lend.
 pub fn tell(gossip: &Gossip, handle: &lender::Handle, address: &Address) {
     let status = handle.status();
     // The address was good when gossip began.
@@ -129,7 +128,7 @@ fn what_is_left(status: &lender::Status, address: &Address) -> Lender {
     }
 }
 
-/// By which address others reach a lender that listens there.
+/// The address by which others reach a lender that listens at `listen`.
 pub fn lender_address(options: &Options, listen: &Address) -> Result<Address> {
     if let Some(address) = &options.advertise {
         return Ok(address.clone());
@@ -152,7 +151,7 @@ pub fn join(options: &Options, security: Security) -> Result<Option<Arc<Gossip>>
     Ok(Some(Arc::new(gossip)))
 }
 
-/// From now on the pool's lenders, without `except`, are lenders of the mount.
+/// From now on the mount uses the pool's lenders, except `except`.
 pub fn follow(gossip: &Gossip, lenders: &Arc<Lenders>, except: Option<Address>) {
     let lenders = lenders.clone();
     let following = gossip.on_change(Box::new(move |members| lenders.set_of_pool(of_pool(members, except.as_ref()))));

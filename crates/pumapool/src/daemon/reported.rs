@@ -1,7 +1,7 @@
-//! The structures of the crate `report`, filled from what the crates below tell.
+//! Fills the structures of the crate `report` from the statuses of other crates.
 //!
-//! Each function takes all fields of its source apart. So a field that is added below does not
-//! compile here until it is reported, or left out on purpose.
+//! Each function destructures all fields of its source. So a new field does not compile here until
+//! it is reported, or left out on purpose.
 
 use ::pool::{Gossip, role};
 use borrower::Borrower;
@@ -112,7 +112,7 @@ pub fn link(from: borrower::LenderStatus) -> report::Link {
     }
 }
 
-/// What a control group has of a mount.
+/// A control group's use of a mount.
 pub fn cgroup(from: borrower::cgroups::CgroupStatus) -> report::Cgroup {
     let borrower::cgroups::CgroupStatus {
         cgroup,
@@ -142,7 +142,7 @@ pub fn cgroup(from: borrower::cgroups::CgroupStatus) -> report::Cgroup {
     }
 }
 
-/// What a borrower counts.
+/// The counters of a borrower.
 pub fn borrower(from: &borrower::Metrics) -> report::Borrower {
     let borrower::Metrics {
         reads,
@@ -222,18 +222,18 @@ pub fn borrower(from: &borrower::Metrics) -> report::Borrower {
     }
 }
 
-/// How long something took.
+/// A distribution of times.
 fn times(from: borrower::Times) -> report::Times {
     let borrower::Times { bounds_us, counts, sum_ns } = from;
     report::Times { bounds_us, counts, sum_ns }
 }
 
-/// What gets and reads of a mount took.
+/// Latencies of gets and of backing reads of a mount.
 pub fn latencies(borrower: &Borrower) -> report::Latencies {
     report::Latencies { get: times(borrower.get_times()), below: times(borrower.below_times()) }
 }
 
-/// What pools of other sizes would have answered.
+/// Estimated hit ratios of pools of other sizes.
 pub fn curve(borrower: &Borrower) -> report::Curve {
     let borrower::CurveStatus { sampled_misses, evicted_bytes, points } = borrower.curve();
     let point = |from| {
@@ -243,13 +243,13 @@ pub fn curve(borrower: &Borrower) -> report::Curve {
     report::Curve { sampled_misses, evicted_bytes, points: points.into_iter().map(point).collect() }
 }
 
-/// What a borrower knows of lent pages.
+/// A borrower's catalog of lent pages.
 pub fn catalog(borrower: &Borrower) -> report::Catalog {
     let borrower::Census { files, live_pages, entry_bytes } = borrower.census();
     report::Catalog { files, live_pages, entry_bytes }
 }
 
-/// What the eviction tap counts.
+/// The counters of the eviction tap.
 pub fn tap(from: tap::Counters) -> report::Tap {
     let tap::Counters { captured, omitted, ring_full, invalidated, unreadable } = from;
     report::Tap {
@@ -261,7 +261,7 @@ pub fn tap(from: tap::Counters) -> report::Tap {
     }
 }
 
-/// What a lender does.
+/// The state of a lender.
 pub fn lender(from: lender::Status) -> report::Lender {
     let lender::Status {
         address,
@@ -399,7 +399,7 @@ fn lent_to(from: lender::BorrowerStatus) -> report::LentTo {
     }
 }
 
-/// What gossip knows and did.
+/// The state and counters of gossip.
 fn gossip(from: ::pool::Status) -> report::Pool {
     let ::pool::Status { node, listen, advertise, live_nodes, dead_nodes, nonsense, restarts, traffic, members } = from;
     let ::pool::gate::Traffic {
@@ -452,7 +452,7 @@ pub fn pool(gossip: Option<&Arc<Gossip>>) -> Option<report::Pool> {
     gossip.map(|running| self::gossip(running.status()))
 }
 
-/// What a node does, and why.
+/// The role of a node, with the reason.
 pub fn role(from: role::Status) -> report::Role {
     let role::Status { role, wanted, reason, since_ms, changes, calm_ms, evicted_pages_per_second } = from;
     let role = match role {
@@ -462,7 +462,7 @@ pub fn role(from: role::Status) -> report::Role {
     report::Role { role, wanted: role_wanted(wanted), reason, since_ms, changes, calm_ms, evicted_pages_per_second }
 }
 
-/// What a node is told to do.
+/// The role that an administrator has set.
 pub fn role_wanted(from: role::Wanted) -> RoleWanted {
     match from {
         role::Wanted::Auto => RoleWanted::Auto,
@@ -507,7 +507,7 @@ pub fn host_guest(from: hostcache::host::Status) -> report::HostGuest {
     }
 }
 
-/// What a guest has done.
+/// The counters of a guest.
 pub fn guest(from: hostcache::guest::Counts) -> report::GuestCounts {
     let hostcache::guest::Counts {
         connects,
@@ -551,7 +551,7 @@ pub fn target(from: numa::placing::Status) -> report::Target {
 mod tests {
     use report::metric::Measured;
 
-    /// The crates below declare the meaning of some counters, too. Both say the same.
+    /// Other crates declare the meaning of some counters, too. Both texts must be equal.
     #[test]
     fn counters_mean_what_their_crates_say() {
         let helps = |section: report::metric::Section| -> Vec<&'static str> {

@@ -1,7 +1,7 @@
-//! The pool's key on the command line: whom `lend` and `mount` believe.
+//! The pool's key on the command line: it decides which peers `lend` and `mount` trust.
 //!
-//! Over a network one of the two has to be said, so that nobody is without a key who did not want
-//! to be.
+//! Over a network one of the two options is required, so that nobody works without a key by
+//! mistake.
 
 use crate::config::written;
 use anyhow::{Context, Result, bail};
@@ -34,10 +34,10 @@ impl Options {
         self.key.as_deref()
     }
 
-    /// From now on the key's file is the same, whatever the process's working folder becomes.
+    /// Makes the path of the key file absolute, so that it is independent of the working directory.
     ///
     /// # Errors
-    /// When there is no working folder.
+    /// Fails if there is no working directory.
     pub fn make_absolute(&mut self) -> Result<()> {
         if let Some(path) = &mut self.key {
             *path = std::path::absolute(&*path).with_context(|| format!("the key file {}", path.display()))?;
@@ -45,7 +45,7 @@ impl Options {
         Ok(())
     }
 
-    /// What was chosen, for connections to or at these addresses.
+    /// The security of connections to or at these addresses.
     pub fn security(&self, addresses: &[Address]) -> Result<Security> {
         let beyond = addresses.iter().find(|address| !matches!(address, Address::Unix(_)));
         match (&self.key, self.trust_network, beyond) {
@@ -68,7 +68,7 @@ impl Options {
     }
 }
 
-/// How it is called in the status.
+/// The name of the security in the status.
 pub fn name(security: &Security) -> &'static str {
     match security {
         Security::Keyed(_) => "key",

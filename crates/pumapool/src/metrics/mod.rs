@@ -1,8 +1,8 @@
-//! `pumapool metrics`: the numbers of all daemons of this machine as Prometheus reads them, printed
-//! once or served. A daemon serves its own with `--metrics` ([`server`]).
+//! `pumapool metrics`: prints or serves the metrics of all daemons of this machine for Prometheus.
+//! A daemon serves its own metrics with `--metrics` ([`server`]).
 //!
-//! The crate `report` declares each metric beside its field, and finds their values in statuses;
-//! [`page`] writes them; [`reference`] describes them.
+//! The crate `report` declares each metric next to its field, and finds the values in statuses.
+//! [`page`] writes them, and [`reference`] describes them.
 
 pub mod page;
 pub mod reference;
@@ -24,12 +24,12 @@ use wire::address::Address;
 /// Options of `metrics`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Serve the page at http://ADDR/metrics, until a signal comes: HOST:PORT or unix:PATH.
+    /// Serve the page at http://ADDR/metrics until a signal arrives: HOST:PORT or unix:PATH.
     /// Everybody who can connect can read it.
     #[arg(long, value_name = "ADDR", value_parser = addresses::http)]
     listen: Option<Address>,
 
-    /// How to print it.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "listen")]
     format: Format,
 }

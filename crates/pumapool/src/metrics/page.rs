@@ -18,7 +18,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// What HTTP calls it.
+    /// The content type of HTTP.
     pub fn content_type(self) -> &'static str {
         match self {
             Format::Text => "text/plain; version=0.0.4; charset=utf-8",
@@ -26,7 +26,7 @@ impl Format {
         }
     }
 
-    /// The one that a reader wants, by its header `Accept`.
+    /// The format that a client requests by its header `Accept`.
     pub fn accepted(accept: &str) -> Format {
         if accept.contains("application/openmetrics-text") { Format::Openmetrics } else { Format::Text }
     }

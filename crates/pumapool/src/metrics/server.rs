@@ -1,10 +1,10 @@
-//! The page over HTTP. One thread serves it, to anybody who can connect: it says how much there is
-//! and how fast it is, and no names but those of mounts and the directories below, control groups,
-//! images, guests' file systems and NUMA targets, the program's version, and the addresses of
-//! lenders, hosts, gossip and the pool's members; and it takes no input beyond the request.
+//! Serves the page over HTTP, from one thread, to everybody who can connect. The page has amounts
+//! and speeds, the program's version, and these names: mounts, backing directories, control groups,
+//! images, guests' file systems and NUMA targets. It also has the addresses of lenders, hosts,
+//! gossip and the pool's members. The server reads no input beyond the request.
 //!
-//! What must never happen here: that who asks, or does not read on, costs the daemon more than a
-//! few connections and one look a second.
+//! A client, even one that does not read, must never cost the daemon more than a few connections
+//! and one status a second.
 
 use crate::metrics::page::{self, Format};
 use anyhow::{Context, Result};
@@ -35,16 +35,15 @@ use wire::address::Address;
 use wire::confined::{self, Work, confine};
 use wire::listener::Listener;
 
-/// Connections at once. When one more comes, the oldest goes: first of those that have not asked
-/// yet.
+/// Limit on concurrent connections. A further one closes the oldest, preferably one that has not
+/// sent its request.
 const CONNECTIONS_MAX: usize = 16;
-/// How long a connection may take until it has asked, until the page is made, and until that is
-/// read: slow readers are no reason to keep others waiting. It is good for one request.
+/// Time limit of a connection for each step: receiving the request, making the page, and sending
+/// it. So slow readers do not delay others. A connection serves one request.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(5);
 /// Bytes of a request's head, at the most: the least that the library takes.
 const HEAD_BYTES_MAX: usize = 8192;
-/// For how long a page is good: however often it is asked for, the daemon is asked for its status
-/// no more often.
+/// How long a page is reused. So the daemon is asked for its status at most so often.
 const PAGE_LIFETIME: Duration = Duration::from_secs(1);
 /// Pause when there are no descriptors left to accept with.
 const RETRY: Duration = Duration::from_millis(100);
@@ -52,7 +51,8 @@ const RETRY: Duration = Duration::from_millis(100);
 /// The statuses that the page is made of.
 pub type Statuses = Arc<dyn Fn() -> Vec<Daemon> + Send + Sync>;
 
-/// Where the page is asked for: bound before the daemon drops its rights, and gone when dropped.
+/// The listener of the page. It is bound before the daemon drops its rights, and closed when
+/// dropped.
 pub struct Door(Listener);
 
 impl Door {
@@ -65,7 +65,7 @@ impl Door {
         Ok(Door(Listener::bind(&address.clone().absolute()?).context("--metrics")?))
     }
 
-    /// Where it listens, with the port that the kernel chose.
+    /// The address of the listener, with the port that the kernel has chosen.
     pub fn address(&self) -> &Address {
         self.0.address()
     }
@@ -116,7 +116,7 @@ pub fn serve(socket: OwnedFd, statuses: Statuses) -> Result<()> {
             std::io::Result::Ok(())
         });
         if let Err(error) = ended {
-            tracing::error!("metrics are not served: {error}");
+            tracing::error!("cannot serve metrics: {error}");
         }
     };
     std::thread::Builder::new().name("puma-metrics".into()).spawn(work).context("cannot start a thread")?;

@@ -1,10 +1,9 @@
-//! Descriptors of a mount in the keeping of systemd, so that it survives its keeper, too:
-//! `FDSTORE=1` stores them, and a service that is started again finds them in `LISTEN_FDS`, by
-//! their names.
+//! Stores descriptors of a mount in systemd, so that the mount survives its supervisor, too.
+//! `FDSTORE=1` stores them, and a restarted service finds them in `LISTEN_FDS`, by their names.
 //!
-//! Only where the service manager says that it stores any (`FDSTORE`, systemd 254 and newer). Each
-//! is stored under a name that says what it is held for. What cannot be stored is held by the
-//! keeper all the same.
+//! This is done only if the service manager offers it (`FDSTORE`, systemd 254 and newer). The name
+//! of a stored descriptor has its purpose. The supervisor also holds descriptors that cannot be
+//! stored.
 
 use mount::handover::channel::Held;
 use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -19,7 +18,8 @@ use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-/// How long the service manager may leave its socket full: less than the daemon gives us.
+/// Time limit for the service manager to read from a full socket; shorter than the daemon's limit
+/// for the supervisor.
 const SEND_LIMIT: Duration = Duration::from_secs(2);
 
 /// The first descriptor that a service manager passes.
@@ -51,7 +51,7 @@ impl Store {
         Store { socket, stored, names_bytes, max, has_warned: false }
     }
 
-    /// Stores one more.
+    /// Stores a descriptor.
     pub fn add(&mut self, held: Held, fd: BorrowedFd<'_>) {
         if self.socket.is_none() {
             return;
@@ -74,7 +74,7 @@ impl Store {
         }
     }
 
-    /// It need not be stored any more.
+    /// Removes a descriptor from the store.
     pub fn remove(&mut self, held: Held) {
         if self.stored.remove(&held) {
             self.names_bytes -= name_bytes(held);
@@ -82,7 +82,7 @@ impl Store {
         }
     }
 
-    /// The mount ends: nothing need be stored, now or later.
+    /// The mount ends: removes all descriptors, and stores none from now on.
     pub fn close(&mut self) {
         while let Some(held) = self.stored.first().copied() {
             self.remove(held);
@@ -100,7 +100,9 @@ impl Store {
         }
         let text = [IoSlice::new(text.as_bytes())];
         if let Err(error) = sendmsg_addr(socket, address, &text, &mut ancillary, SendFlags::NOSIGNAL) {
-            tracing::warn!("the service manager does not listen ({error}): the mount may not survive its keeper");
+            tracing::warn!(
+                "the service manager does not read its socket ({error}): the mount may not survive its supervisor"
+            );
             self.socket = None;
         }
     }
@@ -144,8 +146,8 @@ fn held(name: &str) -> Option<Held> {
     }
 }
 
-/// What the service manager has kept of a mount whose keeper is gone. To be called once, before
-/// anything is opened.
+/// The descriptors that the service manager has stored for a mount whose supervisor is gone. Must
+/// be called once, before anything is opened.
 pub fn inherited() -> BTreeMap<Held, OwnedFd> {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     if variable("LISTEN_PID").parse() != Ok(std::process::id()) {

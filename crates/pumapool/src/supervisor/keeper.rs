@@ -1,21 +1,22 @@
-//! The keeper: the process that `pumapool mount` leaves behind, whose child is the daemon that
+//! The supervisor: the process that `pumapool mount` leaves behind. Its child is the daemon that
 //! serves the mount.
 //!
-//! It holds descriptors and waits. When its daemon dies, it starts another one, gives it all it
-//! holds, and the mount goes on: programs see a pause. It has one thread, no table but that of the
-//! descriptors (bounded by the limit of open files), and touches nothing of what it holds. What the
-//! daemon sent before it died is safe in the socket between them, so the keeper never answers.
+//! The supervisor holds descriptors and waits. When its daemon dies, it starts another one and
+//! passes all descriptors to it. The mount continues, and programs see only a pause. It has one
+//! thread and one table, that of the descriptors (bounded by the limit of open files), and never
+//! uses what it holds. Messages of a dead daemon are safe in the socket between them, so the
+//! supervisor never answers.
 //!
-//! - The daemon ends in order: so does the keeper, with its exit code.
-//! - It is killed, or crashes: a successor takes over. [`IDLE_DEATHS_MAX`] deaths in a row without
-//!   a request served, or [`CRASHES_MAX`] crashes in a row soon after the beginning, and the keeper
-//!   lets go of the mount.
-//! - It hands over (`pumapool upgrade`): the new program takes over; if that does not come to
-//!   serve, the old one does.
-//! - The keeper is killed: the daemon serves on, alone, and says so.
+//! - If the daemon ends in order, the supervisor ends with the same exit code.
+//! - If the daemon is killed or crashes, a successor takes over. After [`IDLE_DEATHS_MAX`]
+//!   consecutive deaths without a request served, or [`CRASHES_MAX`] consecutive crashes soon after
+//!   the start, the supervisor gives up the mount.
+//! - If the daemon hands over (`pumapool upgrade`), the new program takes over. If that one fails
+//!   to serve, the old program does.
+//! - If the supervisor is killed, the daemon continues alone, and logs this.
 //!
-//! What must never happen in it: waiting for its daemon without looking for its end; holding a
-//! mount that nobody serves.
+//! The supervisor must never wait for its daemon without checking for its end, and never hold a
+//! mount that no daemon serves.
 
 use crate::cli::exit::HANDED_OVER;
 use crate::config;
@@ -39,63 +40,63 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Tells the process that it is a daemon, and what it has inherited: see
-/// [`crate::supervisor::kept`].
+/// Environment variable that tells a process that it is a daemon, and lists its inherited
+/// descriptors: see [`crate::supervisor::kept`].
 pub const INHERITED: &str = "PUMAPOOL_KEPT";
-/// The socket at which the daemon is to serve its metrics. Apart from the others, so that a program
-/// that does not know of it serves on.
+/// Environment variable with the descriptor of the metrics socket. It is separate from the others,
+/// so that an older program still works.
 pub const INHERITED_METRICS: &str = "PUMAPOOL_KEPT_METRICS";
-/// The code of a Rust program whose main thread panicked.
+/// The exit code of a Rust program whose main thread panicked.
 const PANICKED: i32 = 101;
-/// Deaths in a row without a request served, after which the mount is let go.
+/// Number of consecutive deaths without a request served after which the mount is given up.
 const IDLE_DEATHS_MAX: u32 = 5;
-/// Crashes (not kills) in a row, each soon after the beginning, after which the mount is let go:
-/// the same request might be the cause.
+/// Number of consecutive crashes (not kills), each soon after the start, after which the mount is
+/// given up. The same request might be the cause.
 const CRASHES_MAX: u32 = 5;
-/// A daemon that has served for longer did not die of its beginning.
+/// A crash after a longer service does not count as one of the start.
 const SOON: Duration = Duration::from_secs(10);
-/// The pause before the second start in a row; it doubles with each.
+/// The pause before the second consecutive start; it doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// How long a new program may take to come to serve.
+/// Time limit for a new program to begin to serve.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long what is left of a daemon may take to be gone when its first thread is, before a look at
-/// what is left. A thread that waits in the kernel for a page to be written back, because it has
-/// pages dropped, waits for an answer that only the successor can give.
+/// Time limit for the other threads of a daemon to end after its first thread. Then they are
+/// examined. A thread that drops pages may wait in the kernel for the writeback of a page, and only
+/// the successor can answer that.
 const DYING_LIMIT: Duration = Duration::from_millis(500);
-/// Daemons in that state at the most: beyond it, the keeper waits.
+/// Limit on daemons in that state. Beyond it, the supervisor waits.
 const DYING_MAX: usize = 8;
 /// Where a thread waits for a FUSE file system's answer (fs/fuse/dev.c).
 const WAITS_FOR_FUSE: &str = "request_wait_answer";
-/// How often the keeper looks for that state, of which no event tells.
+/// Time between two checks for that state, which no event reports.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// How long what a daemon sends lies in the socket once some of it was read: to be woken for each
-/// message would cost the daemon more than its request. There is room for some hundreds of messages
-/// at least, and an end of the daemon is seen at once.
+/// How long further messages of a daemon are left in the socket after some were read. A wake for
+/// each message would cost the daemon more than its request. There is room for some hundreds of
+/// messages at least, and an end of the daemon is seen at once.
 const LEAVE_UNREAD: Duration = Duration::from_millis(5);
 
-/// How often the daemon is asked whether it is alive.
+/// Time between two messages that ask the daemon whether it is alive.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(2);
-/// How long it may take to say so, before that is told. Nothing else is done: it may hold locks of
-/// the backing directory, and who stops a process often looks at it with a debugger.
+/// Time limit for the answer. After it, the supervisor logs an error and does nothing else: the
+/// daemon may hold locks of the backing directory, or may be stopped in a debugger.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// Whether a daemon is alive, as far as it says so.
+/// The state of the checks whether a daemon is alive.
 #[derive(Default)]
 struct Pulse {
-    /// When it was asked last.
+    /// Time of the last question.
     asked: Option<Instant>,
-    /// Since when it has not answered.
+    /// Time of the first unanswered question.
     unanswered: Option<Instant>,
-    /// It has answered at all: a daemon of an older version does not.
+    /// Whether it has ever answered: a daemon of an older version does not.
     answers: bool,
-    /// That it does not answer was told.
+    /// Whether the missing answer was logged.
     is_silent: bool,
 }
 
 impl Pulse {
-    /// Asks again when it is time, and tells of a daemon that does not answer.
+    /// Asks again when it is time, and logs that the daemon does not answer.
     fn look(&mut self, channel: &Channel, pid: u32) {
         if self.asked.is_none_or(|asked| asked.elapsed() >= ALIVE_INTERVAL) && self.unanswered.is_none() {
             let _ = channel.offer_alive();
@@ -114,12 +115,12 @@ impl Pulse {
                 false => format!("it hangs; kill -KILL {pid} has another one take over"),
             };
             tracing::error!(
-                "the daemon {pid} does not answer for {SILENCE_MAX:?}, and who uses the mount waits: {why}"
+                "the daemon {pid} has not answered for {SILENCE_MAX:?}, and users of the mount wait: {why}"
             );
         }
     }
 
-    /// It has answered.
+    /// Records an answer.
     fn beat(&mut self) {
         let since = self.unanswered.take();
         self.answers = true;
@@ -142,11 +143,11 @@ enum End {
     HandedOver { upgrade: Upgrade },
 }
 
-/// What serves next.
+/// The program that serves next.
 enum Next {
     /// The program that served before.
     Same,
-    /// This one, on trial, and its path.
+    /// A new program, on trial, with its path.
     Other(File, PathBuf),
 }
 
@@ -281,7 +282,7 @@ impl Keeper {
                     if idle_deaths >= IDLE_DEATHS_MAX {
                         return Ok(self.let_go(&format!("{why}, the {idle_deaths}th time in a row")));
                     }
-                    tracing::error!("{why}; it is tried again");
+                    tracing::error!("{why}; the supervisor tries again");
                     self.gap.get_or_insert((Instant::now(), why));
                     if self.pause(FIRST_PAUSE * 2u32.pow(idle_deaths - 1)) {
                         return Ok(self.let_go("it was told to stop"));
@@ -453,7 +454,7 @@ impl Keeper {
                 }
             }
             if has_ended {
-                // What it has not answered is for its successor.
+                // Its successor answers the remaining requests.
                 self.wants_reload |= std::mem::take(&mut self.is_reloading);
             }
             if has_ended && !is_gone {
@@ -498,8 +499,9 @@ impl Keeper {
         let name = arguments.next().map_or("pumapool".as_ref(), |name| name.as_os_str());
         let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
         command.arg0(name).args(arguments).env(INHERITED, numbers.join(",")).stdin(Stdio::inherit());
-        // What this one began with, or a daemon has found good since: what is in the file now may
-        // be broken. A program of an older revision reads the command line and this text instead.
+        // The settings with which this process began, or that a daemon has found valid since; the
+        // present file may be invalid. A program of an older revision reads the command line and
+        // this text instead.
         command.envs(config::text().map(|text| (config::TEXT, text)));
         let _settings = config::pass_on(&mut command)?;
         for variable in [crate::daemon::STARTED_BY, "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"] {
@@ -576,7 +578,8 @@ struct Reply {
 }
 
 impl Upgrade {
-    /// What a daemon says: how long ago it began to leave, in milliseconds, and the program.
+    /// Parses the message of a daemon: how long ago it began to leave, in milliseconds, and the
+    /// program.
     fn parse(text: &str, reply: Option<OwnedFd>) -> Option<Upgrade> {
         let (ago_ms, program) = text.split_once(' ')?;
         let began = Instant::now().checked_sub(Duration::from_millis(ago_ms.parse().ok()?))?;

@@ -1,8 +1,8 @@
-//! The daemon's side of its keeper: what it has inherited, when it says what, and what it does when
-//! it is told to stop.
+//! The daemon's side of the supervision: its inherited descriptors, its messages to the supervisor,
+//! and its reaction to a stop.
 //!
-//! The control socket and the log are the keeper's, so they stay the same when a new daemon takes
-//! over: who connects in between waits in the socket's queue, and is answered by the successor.
+//! The supervisor owns the control socket and the log, so they survive a takeover. A client that
+//! connects in between waits in the socket's queue, and the successor answers it.
 
 use crate::cli::exit;
 use crate::config::{self, Changeable};
@@ -19,23 +19,23 @@ use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
-/// What a daemon has inherited.
+/// The inherited descriptors of a daemon.
 pub struct Kept {
-    /// To the keeper.
+    /// The channel to the supervisor.
     pub channel: Arc<Channel>,
-    /// Where it is asked for its metrics, if it is to be.
+    /// The socket of its metrics page, if there is one.
     pub metrics: Option<OwnedFd>,
     listener: UnixListener,
     log: Option<File>,
     keeper_pid: u32,
 }
 
-/// What stops the daemon, once.
+/// The function that stops the daemon, once.
 type Stop = Box<dyn FnOnce() + Send>;
 
-/// Asked to stop by two who do not know of each other: by signals of its own, and by the keeper,
-/// which passes its own on. (A service manager signals both.) The first one ends it in order, the
-/// second one of either ends it at once.
+/// A daemon can be stopped by its own signals, and by its supervisor, which passes on the signals
+/// that it gets. (A service manager sends them to both.) The first signal ends the daemon in order.
+/// A second one from the same source ends it at once.
 struct Stopping {
     stop: Mutex<Option<Stop>>,
 }
@@ -55,16 +55,16 @@ impl Stopping {
 }
 
 impl Kept {
-    /// What the keeper has passed on. None: this process is not a keeper's daemon.
+    /// The descriptors from the supervisor. `None` if this process was not started by a supervisor.
     pub fn inherited() -> Result<Option<Kept>> {
         let Ok(numbers) = std::env::var(INHERITED) else { return Ok(None) };
-        // The keeper starts a program that it has open, by a path that ends in a number.
+        // The supervisor starts a program from a descriptor, by a path that ends in a number.
         let _ = rustix::thread::set_name(c"pumapool");
         let numbers: Vec<RawFd> = numbers
             .split(',')
             .map(str::parse)
             .collect::<Result<_, _>>()
-            .context("what a keeper passes makes no sense")?;
+            .context("cannot parse the list of descriptors from the supervisor")?;
         anyhow::ensure!(matches!(numbers.len(), 2 | 3), "what a keeper passes makes no sense");
         let own = |number| {
             // SAFETY: the keeper has left exactly these open for us, and nobody else in this
@@ -73,9 +73,9 @@ impl Kept {
             rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).map(|()| fd)
         };
         let metrics = std::env::var(INHERITED_METRICS).ok().and_then(|number| number.parse().ok());
-        let metrics = metrics.map(own).transpose().context("what a keeper passes is not open")?;
+        let metrics = metrics.map(own).transpose().context("a descriptor from the supervisor is not open")?;
         let mut fds = numbers.into_iter().map(own);
-        let mut next = || fds.next().transpose().context("what a keeper passes is not open");
+        let mut next = || fds.next().transpose().context("a descriptor from the supervisor is not open");
         let (channel, listener, log) = (next()?, next()?, next()?);
         let keeper_pid = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
         let (Some(channel), Some(listener)) = (channel, listener) else { return Ok(None) };
@@ -85,7 +85,7 @@ impl Kept {
         Ok(Some(Kept { channel, metrics, listener, log, keeper_pid }))
     }
 
-    /// What is wrong with the keeper, if anything is: then nobody would take over.
+    /// The problem with the supervisor, if there is one. Then no daemon would take over.
     pub fn problem(keeper_pid: u32, channel: &Channel) -> Option<String> {
         if channel.is_lost() {
             return Some("the supervisor is gone: the mount dies with its daemon; mount again when you can".to_owned());
@@ -95,17 +95,18 @@ impl Kept {
             .then(|| format!("the supervisor is stopped, and would start no other daemon: kill -CONT {keeper_pid}"))
     }
 
-    /// The process that stands for the mount: the keeper, as long as it is there.
+    /// The process that represents the mount: the supervisor while it runs, otherwise the daemon.
     pub fn pid(keeper_pid: u32, channel: &Channel) -> u32 {
         if channel.is_lost() { std::process::id() } else { keeper_pid }
     }
 
-    /// The keeper.
+    /// The process id of the supervisor.
     pub fn keeper_pid(&self) -> u32 {
         self.keeper_pid
     }
 
-    /// The daemon serves: tells the keeper, answers who asks, stops when it is told to.
+    /// Begins to serve: notifies the supervisor, answers clients of the control socket, and stops
+    /// on request.
     pub fn serve(
         self,
         message: &str,
@@ -139,10 +140,10 @@ impl Kept {
         if self.log.is_some() {
             daemon::leave_session();
         }
-        // A keeper that is gone is no reason not to serve.
+        // The daemon serves even if the supervisor is gone.
         let _ = self.channel.send(&Message::Ready(message.to_owned()));
         if let Some(log) = &self.log {
-            rustix::stdio::dup2_stderr(log).context("cannot turn to the log")?;
+            rustix::stdio::dup2_stderr(log).context("cannot switch to the log")?;
             crate::daemon::log::turned();
             let _ = rustix::stdio::dup2_stdout(log);
             let _ = std::env::set_current_dir("/");
@@ -152,19 +153,18 @@ impl Kept {
     }
 }
 
-/// Reads the configuration again, and tells the keeper the one that is in use then, good or as it
-/// was before: a successor begins with it. This is also the answer that the keeper waits for.
+/// Reads the configuration again, and sends the settings in use to the supervisor, changed or not.
+/// A successor begins with them. The supervisor waits for this answer.
 fn reload(channel: &Channel, changeable: &Changeable) {
     config::reload(changeable);
-    // The settings themselves: what is in the file may be another one by the time that the keeper
-    // looks.
+    // Send the settings themselves, because the file may change before the supervisor reads it.
     match config::in_memory() {
         Ok(settings) => drop(channel.send(&Message::Configured(settings))),
-        Err(error) => tracing::warn!("{error:#}: a daemon that takes over begins with the configuration of before"),
+        Err(error) => tracing::warn!("{error:#}: a daemon that takes over begins with the previous configuration"),
     }
 }
 
-/// Listens to the keeper until it is gone.
+/// Receives messages of the supervisor until it is gone.
 fn listen(channel: &Channel, stopping: &Stopping, changeable: &Changeable) {
     let mut is_first = true;
     loop {
@@ -177,6 +177,6 @@ fn listen(channel: &Channel, stopping: &Stopping, changeable: &Changeable) {
         }
     }
     if channel.lose() {
-        tracing::warn!("the keeper of this mount is gone: the mount goes on, but dies with this daemon");
+        tracing::warn!("the supervisor of this mount is gone: the mount continues, but dies with this daemon");
     }
 }

@@ -30,9 +30,9 @@ fn without_its_keeper_the_daemon_serves_on() {
     fs::write(at.join("file"), "content").unwrap();
     assert_eq!(fs::read(source.join("file")).unwrap(), b"content");
     let said = fs::read_to_string(&log).unwrap();
-    assert_eq!(said.lines().filter(|line| line.contains("keeper of this mount")).count(), 1, "{said}");
+    assert_eq!(said.lines().filter(|line| line.contains("supervisor of this mount is gone")).count(), 1, "{said}");
     let output = pumapool(&["upgrade", at_text]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("keeper"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("supervisor"), "{output:?}");
     setup::umount(at_text);
     assert!(!at.join("file").exists() && status().is_none());
 }

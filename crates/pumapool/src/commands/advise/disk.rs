@@ -1,5 +1,5 @@
-//! How long a read of the disk takes, where the watch could not see it: some pages of existing
-//! files, read past the page cache.
+//! Latency of the disk, if the watch has observed too few reads: reads some pages of existing files
+//! past the page cache.
 
 use page::PAGE_SIZE;
 use rustix::fd::OwnedFd;
@@ -8,16 +8,16 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Reads: enough for a median, and nobody's burden.
+/// Number of reads: enough for a median, and no burden for the disk.
 const READS: usize = 64;
-/// From one to the next, round and round in a file: a prime, so that no two are the same.
+/// Distance between two reads, modulo the size of the file. A prime, so that no page is read twice.
 const STEP_PAGES: u64 = 7919;
 
 #[repr(align(4096))]
 struct Buffer([u8; PAGE_SIZE]);
 
-/// The median, in microseconds. `None` where the file system cannot be read past the page cache, or
-/// has no files to read.
+/// Returns the median latency of a read, in microseconds. Returns `None` if the file system does
+/// not support O_DIRECT, or if there are too few files.
 pub(super) fn read_us(files: &[PathBuf]) -> Option<f64> {
     let mut buffer = Box::new(Buffer([0; PAGE_SIZE]));
     let mut times = Vec::with_capacity(READS);
@@ -33,8 +33,8 @@ pub(super) fn read_us(files: &[PathBuf]) -> Option<f64> {
     median(&mut times)
 }
 
-/// The file, and its size. Its name may have become another thing's since it was found, of which
-/// nothing may be opened: a pipe or a device.
+/// Opens a file, and returns it with its size in bytes. Since the file was found, its name may have
+/// become that of a pipe or a device. These must not be opened, so this function returns `None`.
 fn open(path: &Path) -> Option<(OwnedFd, u64)> {
     let named = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let status = rustix::fs::fstat(&named).ok()?;
@@ -46,7 +46,7 @@ fn open(path: &Path) -> Option<(OwnedFd, u64)> {
     Some((file, u64::try_from(status.st_size).ok()?))
 }
 
-/// Of at least a few.
+/// The median of at least `MIN` times; `None` if there are fewer.
 fn median(times: &mut [f64]) -> Option<f64> {
     const MIN: usize = 8;
     if times.len() < MIN {

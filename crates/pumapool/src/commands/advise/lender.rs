@@ -1,4 +1,4 @@
-//! How far a lender is: it is connected to as a mount would, and pinged.
+//! Latency of a lender: connects to it like a mount, and sends pings.
 
 use anyhow::{Result, bail};
 use borrower::{Borrower, Config, LenderAddress};
@@ -6,21 +6,24 @@ use std::time::{Duration, Instant};
 use wire::address::Address;
 use wire::secure::Security;
 
-/// For the connection and the pings: the first is later than the others, and there are two a
-/// second.
+/// Time limit for the first ping, connecting included; and time in which pings are measured. A ping
+/// is sent every half second.
 const LIMIT: Duration = Duration::from_secs(5);
 const PINGS: Duration = Duration::from_millis(2500);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Round-trip time of pings, in microseconds. Nothing is put there.
+/// Returns the round-trip time of the fastest ping, in microseconds. Stores nothing at the lender.
+///
+/// # Errors
+/// Fails if no ping returns within [`LIMIT`].
 pub(super) fn ping_us(address: &Address, security: Security) -> Result<f64> {
     let lenders = vec![LenderAddress::from(address.clone())];
     let config = Config { lenders, security, gate: None, hedge: false, ..Config::default() };
     let borrower = Borrower::start(config, None)?;
     let begin = Instant::now();
     let (mut fastest, mut reason) = (None, String::new());
-    // The fastest: what makes others slower is this machine's waking up, which is not how far it
-    // is.
+    // The fastest ping counts, because others also measure how long this machine's threads take to
+    // wake up.
     while begin.elapsed() < if fastest.is_some() { PINGS } else { LIMIT } {
         for lender in borrower.lenders() {
             reason = lender.reason;
@@ -34,7 +37,7 @@ pub(super) fn ping_us(address: &Address, security: Security) -> Result<f64> {
     match fastest {
         Some(us) => Ok(us as f64),
         None => bail!(
-            "{address} is not reached{}{reason}; look at the address, the firewall and --key, or leave --lender out",
+            "cannot reach the lender {address}{}{reason}; check the address, the firewall and --key, or omit --lender",
             if reason.is_empty() { "" } else { ": " }
         ),
     }

@@ -1,9 +1,9 @@
-//! `advise --lend`: how much this machine could lend, from how its memory was used.
+//! `advise --lend`: estimates how much memory this machine could lend, from the use of its memory.
 //!
-//! A lender grows into free memory only, and gives back what is wanted. So what counts is the least
-//! that was free while it was watched, together with what the page cache held that nobody used:
-//! that makes room in time. A page cache whose pages are read back from the disk after they were
-//! evicted is used, and left alone.
+//! A lender grows into free memory only, and returns memory that others need. So the estimate is
+//! the smallest amount of free memory during the watch, plus page cache that nobody used, which
+//! makes room in time. A page cache is in use if its pages are evicted and read back from the disk;
+//! it is not counted.
 
 use super::Span;
 use crate::cli::size;
@@ -14,36 +14,37 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Between two looks.
+/// Time between two samples.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// The reserve is at least `lend`'s own default, and at least that part of the memory.
+/// The advised reserve is at least the default of `lend`, at least this share of the memory, ...
 const RESERVE_MIN_BYTES: u64 = 256 << 20;
 const RESERVE_PART: u64 = 32;
-/// And this times the most that was taken between two looks.
+/// ... and at least this times the largest decrease of free memory between two samples.
 const BURSTS: u64 = 2;
-/// Page cache of which no more than so much is read again in a second is idle.
+/// The page cache counts as idle if at most so many of its pages are read again in a second.
 const REFAULTS_MAX_PER_S: f64 = 50.0;
-/// Waiting for memory from which on the machine lacks some: a thousandth of the time.
+/// If tasks wait for memory for at least this share of the time, the machine is short of memory.
 const STALLED_MAX: f64 = 0.001;
-/// Less than this is not worth lending.
+/// Smallest capacity that is worth lending, in bytes.
 const WORTHWHILE_BYTES: u64 = 64 << 20;
 
-/// What was seen of the memory.
+/// Observations of the memory.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     total_bytes: u64,
     free_min_bytes: u64,
-    /// Least that was free, or page cache that was not used lately.
+    /// Smallest sum of free memory and page cache that was not used lately, in bytes.
     spare_min_bytes: u64,
-    /// Most that was taken of what was free between two looks.
+    /// Largest decrease of free memory between two samples, in bytes.
     burst_bytes: u64,
     refaults_per_s: f64,
-    /// Share of the time that somebody waited for memory; `None`: not told.
+    /// Share of the time in which a task waited for memory. `None` if the kernel does not report
+    /// it.
     stalled: Option<f64>,
     seconds: f64,
 }
 
-/// What follows.
+/// The advice.
 #[derive(Debug, PartialEq, Serialize)]
 struct Lending {
     seconds: f64,
@@ -52,7 +53,7 @@ struct Lending {
     spare_min_bytes: u64,
     refaults_per_s: f64,
     stalled: Option<f64>,
-    /// 0: lend nothing.
+    /// Advised capacity in bytes; 0: lend nothing.
     capacity_bytes: u64,
     reserve_bytes: u64,
     why: String,

@@ -1,4 +1,4 @@
-//! `pumapool advise`: whether Puma would help here, from what happens without it.
+//! `pumapool advise`: watches a machine without Puma, and estimates whether Puma would help.
 
 mod disk;
 mod lender;
@@ -25,42 +25,43 @@ use tap::Watch;
 use verdict::{Disk, Findings, Pool};
 use wire::address::Address;
 
-/// Between two looks at what was seen. The ring holds what half a second brings.
+/// Time between two reads of the ring. The ring has room for the events of half a second.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Options of `advise`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// What to watch: directories or files; the mount point of a file system for all of it.
+    /// Directories or files to watch. The mount point of a file system stands for all of its files.
     #[arg(required_unless_present = "lend")]
     paths: Vec<PathBuf>,
 
-    /// Say how much this machine could lend, instead.
+    /// Instead, estimate how much memory this machine could lend.
     #[arg(long, conflicts_with_all = ["paths", "lender", "size", "picture"])]
     lend: bool,
 
-    /// How long to watch. Ctrl-C ends it earlier, with what was seen.
+    /// How long to watch, in seconds. Ctrl-C ends the watch earlier, and still prints the results.
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
 
-    /// A lender, to measure how far away it is; without one, a figure is assumed.
+    /// Address of a lender, to measure its latency. Without this option a round trip of 150 µs is
+    /// assumed.
     #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
     lender: Option<Address>,
 
-    /// A size of the pool to speak of; may be given several times. Without it, sizes that fit what
-    /// is seen.
+    /// Size of a pool to estimate. May be given several times. Without this option the sizes are
+    /// derived from the evictions.
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     size: Vec<u64>,
 
-    /// Draw the curve into a file, too: an .svg, or a .png.
+    /// Also draw the curve into this file: .svg or .png.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 
-    /// As one JSON object.
+    /// Print the results as one JSON object.
     #[arg(long)]
     json: bool,
 
-    /// How reads are seen; for tests.
+    /// How to observe reads; for tests.
     #[arg(long, hide = true, value_enum)]
     reads: Option<Reads>,
 
@@ -94,7 +95,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         return lending::run(&span, options.json);
     }
     if !rustix::process::geteuid().is_root() {
-        bail!("watching a file system needs BPF: run it as root");
+        bail!("watching a file system needs BPF; run it as root");
     }
     options.picture.iter().try_for_each(|file| crate::commands::picture::check(file))?;
     let security = options.lender.as_ref().map(|lender| options.security.security(std::slice::from_ref(lender)));
@@ -105,12 +106,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let source = watch.source();
     let counters = watch.counters();
     drop(watch);
-    // A lender that cannot be reached is no reason to lose what was seen.
+    // If the lender cannot be reached, the results of the watch are still of use.
     let pool = match options.lender.clone().zip(security) {
         Some((address, security)) => match lender::ping_us(&address, security) {
             Ok(us) => Pool::measured(us),
             Err(error) => {
-                tracing::warn!("{error:#}; its latency is assumed");
+                tracing::warn!("{error:#}. Assuming its latency instead");
                 Pool::assumed()
             }
         },
@@ -133,7 +134,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Watches for as long as is wanted. Returns what was seen, and for how many seconds.
+/// Watches for the time of `span`. Returns the observations, and the seconds that the watch took.
 fn observe(watch: &mut Watch, scope: &Scope, span: &Span<'_>) -> Result<(Observed, f64)> {
     let mut observed = Observed::default();
     let (mut batch, mut threshold) = (Vec::new(), mrc::EVERY_PAGE);
@@ -168,18 +169,18 @@ fn observe(watch: &mut Watch, scope: &Scope, span: &Span<'_>) -> Result<(Observe
     }
 }
 
-/// The time of watching.
+/// The duration of the watch; it ends earlier if `stop` is set.
 struct Span<'a> {
     length: Duration,
     stop: &'a AtomicBool,
 }
 
 impl Span<'_> {
-    /// Lets it pass, with a look now and then, which says whether to go on and a word for the
-    /// progress on a terminal. Returns its seconds.
+    /// Waits until the time is over, and calls `look` at this interval. `look` returns whether to
+    /// continue, and a text for the progress bar. Returns the seconds that passed.
     fn pass(&self, every: Duration, mut look: impl FnMut() -> (bool, String)) -> f64 {
         let bar = ProgressBar::with_draw_target(Some(self.length.as_secs()), ProgressDrawTarget::stderr());
-        // A template that indicatif does not take costs the looks, nothing else.
+        // If indicatif refuses the template, only the progress bar looks different.
         let bar = match ProgressStyle::with_template("watching {wide_bar} {pos}/{len} s  {msg}") {
             Ok(style) => bar.with_style(style),
             Err(_) => bar,

@@ -1,5 +1,5 @@
-//! What the watch has seen, as it adds up: the curves, and what the mount would make of the same
-//! reads. Without clocks and I/O.
+//! Accumulates the observations of the watch: the curves, and the READs that a mount would get.
+//! Uses no clocks and no I/O.
 
 use borrower::policy::streams::Streams;
 use mrc::{Key, Lru, Victims};
@@ -7,32 +7,33 @@ use page::{PAGE_SIZE, PageRange};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use tap::{Seen, SeenKind};
 
-/// Files whose streams are followed at once. Beyond, all are forgotten, and those that go on are
-/// found anew.
+/// Limit on the files whose streams are followed. Beyond it, all are forgotten; continuing streams
+/// are detected again.
 const FILES_MAX: usize = 16_384;
-/// Pages that are added in a row and make one READ: as much as the kernel asks a mount for at once.
+/// Limit on consecutively added pages that form one READ: the largest request of the kernel to a
+/// mount.
 const READ_PAGES_MAX: u64 = 256;
-/// Reads that are waited for at once, beside streams. Beyond, what they wait is not counted.
+/// Limit on concurrent waits for reads outside streams. Further waits are not counted.
 const WAITING_MAX: usize = 4096;
-/// Sampled pages of streams that are remembered. Beyond, fewer are sampled.
+/// Limit on the remembered sample of stream pages. Beyond it, the sampling rate is reduced.
 const SEQUENTIAL_MAX: usize = 65_536;
-/// Waits from which on their mean says something.
+/// Number of waits that are needed for a meaningful mean.
 const WAITS_MIN: u32 = 32;
 
-/// Pages, and what was read at once.
+/// Counts of pages and of READs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Counts {
-    /// Read by programs, as far as it was seen.
+    /// Pages that programs read, as far as observed.
     pub read: f64,
-    /// Brought from the disk to be read.
+    /// Pages that were read from the disk.
     pub missed: u64,
-    /// Of these, in sequential streams.
+    /// Pages read from the disk in sequential streams.
     pub streamed: u64,
-    /// READs of the others.
+    /// READs of the pages outside streams.
     pub reads: u64,
-    /// Added to be written.
+    /// Pages that were added to be written.
     pub written: u64,
-    /// Mapped as they were cached.
+    /// Pages that were mapped when they were cached.
     pub mapped: u64,
 }
 
@@ -48,46 +49,46 @@ impl Counts {
     }
 }
 
-/// Pages that were read in streams.
+/// Pages that were read in streams and evicted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Returning {
     sampled: f64,
     evicted_before: f64,
-    /// Pages of the smallest pool that would have had all of these.
+    /// Size of the smallest pool that would have held all of them, in pages.
     pub pool_pages: f64,
 }
 
 impl Returning {
-    /// Share of them that had been evicted while it was watched.
+    /// Share of the stream pages that had been evicted during the watch.
     pub(super) fn share(&self) -> f64 {
         if self.sampled > 0.0 { self.evicted_before / self.sampled } else { 0.0 }
     }
 }
 
-/// Pages that were added one behind the other.
+/// A run of pages that were added consecutively.
 struct Run {
     file: u64,
     range: PageRange,
-    /// What the first of them was waited for.
+    /// Time that a program waited for the first page, in microseconds.
     wait_us: Option<f64>,
 }
 
-/// What was seen.
+/// The observations.
 pub(super) struct Observed {
-    /// What pools behind this page cache would have done.
+    /// Estimated hits of pools behind this page cache.
     pub(super) victims: Victims,
-    /// What pools behind this page cache would have done, were streams lent, too; and what is known
-    /// by it of the pages that were read in streams.
+    /// Estimated hits of such pools if stream pages were lent, too. From this follows whether
+    /// stream pages return.
     all: Victims,
     returning: Returning,
-    /// What LRU caches would have done instead of this page cache.
+    /// Estimated hits of LRU caches in place of this page cache.
     pub(super) lru: Lru,
     counts: Counts,
     streams: HashMap<u64, Streams>,
     run: Option<Run>,
-    /// Sampled pages that were read in streams: their eviction sends nothing.
+    /// Sampled pages that were read in streams; a mount does not send them when they are evicted.
     sequential: BTreeSet<Key>,
-    /// First pages of runs that are over, and may be waited for still.
+    /// First pages of ended runs for which a program may still wait.
     waiting: HashSet<(u64, u64)>,
     waits_us: f64,
     waits: u32,
@@ -114,8 +115,8 @@ impl Default for Observed {
 }
 
 impl Observed {
-    /// Takes what was seen, in order. What is added to be written is known as such only right
-    /// after: so much of it as is in one batch.
+    /// Adds observations, in order. A page added to be written is recognized only by the event
+    /// right after it, if that is in the same batch.
     pub(super) fn note(&mut self, batch: &[Seen]) {
         let file = |seen: &Seen| mrc::file(seen.device.into(), seen.inode);
         let written = batch.iter().filter(|seen| seen.kind == SeenKind::Written);
@@ -172,31 +173,31 @@ impl Observed {
         self.end_run();
     }
 
-    /// So many pages were read in all: that is known only where nothing else is on the devices that
-    /// were watched.
+    /// Sets the number of pages read. It is known only if all files of the watched devices are
+    /// watched.
     pub(super) fn count_reads(&mut self, pages: u64) {
         self.lru.count(pages);
         self.read_all = Some(pages);
     }
 
-    /// Pages above are of no interest any more.
+    /// Pages with a hash above this value are not sampled any more.
     pub(super) fn threshold(&self) -> u64 {
         self.lru.threshold().max(self.victims.threshold()).max(self.all.threshold())
     }
 
-    /// What was counted.
+    /// The counts.
     pub(super) fn counts(&self) -> Counts {
         Counts { read: self.read_all.map_or(self.counts.read, |pages| pages as f64), ..self.counts }
     }
 
-    /// Whether what was read in streams comes back.
+    /// Statistics on stream pages that are read again.
     pub(super) fn returning(&self) -> Returning {
         self.returning
     }
 
-    /// What programs waited for a page that was missed, beside streams, in microseconds: the mean,
-    /// as it is what makes up the time that they lose. A disk that is held back now and then is
-    /// fast in the median.
+    /// The mean time that programs waited for a missed page outside streams, in microseconds. The
+    /// mean, because it determines the time that programs lose; a disk that is throttled now and
+    /// then has a low median.
     pub(super) fn wait_us(&self) -> Option<f64> {
         (self.waits >= WAITS_MIN).then(|| self.waits_us / f64::from(self.waits))
     }
@@ -214,14 +215,15 @@ impl Observed {
         self.run = Some(Run { file, range: added, wait_us: None });
     }
 
-    /// The run is over if it has some of these pages: what happens next to them happens after.
+    /// Ends the run if it contains any of these pages, because the next event on them comes after
+    /// the run.
     fn end_run_with(&mut self, file: u64, range: PageRange) {
         if self.run.as_ref().is_some_and(|run| run.file == file && run.range.overlaps(range)) {
             self.end_run();
         }
     }
 
-    /// What the mount would have got as a READ.
+    /// Ends the run, which a mount would have received as one READ.
     fn end_run(&mut self) {
         let Some(Run { file, range, wait_us }) = self.run.take() else { return };
         if self.streams.len() >= FILES_MAX && !self.streams.contains_key(&file) {
@@ -246,7 +248,7 @@ impl Observed {
             if !key.is_below(self.victims.threshold()) {
                 continue;
             }
-            // As at the mount, where what a lender had is lent again.
+            // As in a mount, where a page that came from a lender is lent again.
             let was_there = self.victims.missed(key).is_some();
             if is_sequential && !was_there {
                 self.sequential.insert(key);
@@ -259,7 +261,7 @@ impl Observed {
             _ if is_sequential => {}
             Some(us) => self.wait(us),
             None => {
-                // Some nobody waits for: read-ahead that was asked for, reads that failed.
+                // No program waits for some pages: requested read-ahead, and reads that failed.
                 if self.waiting.len() >= WAITING_MAX {
                     self.waiting.clear();
                 }
@@ -268,9 +270,8 @@ impl Observed {
         }
     }
 
-    /// Forgets pages of streams that are not sampled any more. If there are too many still, the
-    /// sample becomes smaller: a page of which it was forgotten that it is a stream's must not be
-    /// taken for one that is lent.
+    /// Forgets stream pages that are not sampled any more. If there are still too many, the
+    /// sampling rate is reduced. Otherwise a forgotten stream page would count as a lent page.
     fn sample_fewer(&mut self) {
         if self.sequential.len() > SEQUENTIAL_MAX
             && let Some(highest) = self.sequential.last()

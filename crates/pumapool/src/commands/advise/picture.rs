@@ -1,4 +1,4 @@
-//! The curve as a picture.
+//! Draws the curve as a picture.
 
 use super::verdict::Findings;
 use crate::cli::size;
@@ -11,13 +11,13 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 690.0;
 const TOP: f64 = 70.0;
 const BOTTOM: f64 = 350.0;
-/// Of the pool's curve, and of that of an LRU cache.
+/// Colours of the pool's curve, and of the curve of an LRU cache.
 const POOL: &str = "#0b7a75";
 const LRU: &str = "#e0a526";
-/// Of the lines behind, in each direction.
+/// Number of grid lines in each direction.
 const LINES: u32 = 4;
 
-/// As SVG.
+/// Draws the findings as SVG.
 pub(super) fn draw(found: &Findings) -> String {
     let mut svg = drawing::begin(WIDTH, HEIGHT);
     drawing::text(&mut svg, LEFT, 30.0, 16.0, INK, "start", true, "What a pool would answer of the misses");

@@ -1,4 +1,4 @@
-//! Which files are watched: all of a file system, or those below a directory when the watch begins.
+//! The watched files: all files of a file system, or those in a directory when the watch begins.
 
 use anyhow::{Context, Result, bail};
 use std::collections::HashSet;
@@ -7,31 +7,34 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tap::Watch;
 
-/// Files below the paths, at the most: some 50 MB of names of inodes.
+/// Limit on the number of files in the paths; their inode numbers take some 50 MB.
 const FILES_MAX: usize = 1 << 20;
-/// Folders of a whole file system that are looked into for files to read from.
+/// Limit on the directories of a whole file system that are searched for sample files.
 const SAMPLE_FOLDERS_MAX: usize = 1000;
-/// Files that the disk may be measured with.
+/// Limit on the sample files, from which the disk's latency can be measured.
 const SAMPLES_MAX: usize = 256;
 
-/// File systems whose pages belong to another device than stat(2) shows.
+/// Types of file systems whose pages belong to another device than stat(2) shows.
 const OVERLAY: i64 = 0x794c_7630;
 const BTRFS: i64 = 0x9123_683e;
 
-/// The files that are watched.
+/// The watched files.
 #[derive(Default)]
 pub(super) struct Scope {
     devices: Vec<u64>,
-    /// Devices of which all files count.
+    /// Devices all of whose files are watched.
     whole: HashSet<u32>,
     files: HashSet<(u32, u64)>,
-    /// Files that were met, again and again where paths overlap.
+    /// Number of files found. Where paths overlap, a file counts several times.
     met: usize,
     samples: Vec<PathBuf>,
 }
 
 impl Scope {
-    /// What is below these paths.
+    /// Finds the files in these paths.
+    ///
+    /// # Errors
+    /// Fails if a path does not exist, cannot be watched, or has too many files.
     pub(super) fn new(paths: &[PathBuf]) -> Result<Scope> {
         let mounts = os::mountinfo::read().unwrap_or_default();
         let mut scope = Scope::default();
@@ -74,7 +77,7 @@ impl Scope {
             if is_whole && looked > SAMPLE_FOLDERS_MAX {
                 break;
             }
-            // What goes away meanwhile is not watched.
+            // Files that are removed meanwhile are not watched.
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
                 if let Ok(metadata) = entry.metadata()
                     && metadata.dev() == device
@@ -105,22 +108,22 @@ impl Scope {
         }
     }
 
-    /// Their `st_dev`.
+    /// The `st_dev` of the watched devices.
     pub(super) fn devices(&self) -> &[u64] {
         &self.devices
     }
 
-    /// Whether nothing but whole file systems is watched.
+    /// Whether only whole file systems are watched.
     pub(super) fn is_whole(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// Whether it is one of the files.
+    /// Whether this file is watched.
     pub(super) fn holds(&self, device: u32, inode: u64) -> bool {
         self.whole.contains(&device) || self.files.contains(&(device, inode))
     }
 
-    /// Some of the files, of a page at least.
+    /// Sample files of at least one page.
     pub(super) fn samples(&self) -> &[PathBuf] {
         &self.samples
     }

@@ -1,11 +1,11 @@
-//! The findings for people: a table, the curve, and what to do.
+//! Prints the findings for people: a table, the curve, and the advice.
 
 use super::verdict::{Advice, Findings, Size};
 use crate::cli::size;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// The curve's part of 80 columns, and its lines.
+/// Width of the curve on a terminal of 80 columns, and its height in lines.
 const COLUMNS: usize = 64;
 const LINES: usize = 8;
 /// Eighths of a line.
@@ -17,7 +17,7 @@ const RED: &str = "\x1b[31m";
 const YELLOW: &str = "\x1b[33m";
 const PLAIN: &str = "\x1b[0m";
 
-/// All of it.
+/// Returns the whole text.
 pub(super) fn text(findings: &Findings, paths: &[PathBuf], colours: bool) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
@@ -25,8 +25,7 @@ pub(super) fn text(findings: &Findings, paths: &[PathBuf], colours: bool) -> Str
     out
 }
 
-/// The directories to be mounted, each once, as a shell takes them: of a file, the one that it is
-/// in.
+/// The directories to mount, each once and quoted for a shell. A file stands for its directory.
 fn directories(paths: &[PathBuf]) -> Vec<String> {
     let mut directories: Vec<String> = Vec::new();
     for path in paths {
@@ -34,7 +33,7 @@ fn directories(paths: &[PathBuf]) -> Vec<String> {
             Some(parent) if path.is_file() => parent,
             _ => path,
         };
-        // A name alone is a file of this directory.
+        // A name without a directory is a file in the working directory.
         let text = if directory.as_os_str().is_empty() { ".".to_owned() } else { directory.display().to_string() };
         let is_plain = |c: char| c.is_alphanumeric() || "/._-+:@%,=".contains(c);
         let quoted = if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) };
@@ -67,7 +66,7 @@ fn write_all(out: &mut String, found: &Findings, paths: &[PathBuf], colours: boo
     let disk = match (found.disk_us, found.disk_is_waited) {
         (Some(us), true) => format!("{us:.0} µs a read, as programs waited on average"),
         (Some(us), false) => format!("{us:.0} µs a read, tried past the page cache (median)"),
-        (None, _) => "not known: few reads waited for it, and it takes no O_DIRECT".to_owned(),
+        (None, _) => "not known: few reads waited for it, and it has no O_DIRECT".to_owned(),
     };
     writeln!(out, "  disk          {disk}")?;
     let pool =
@@ -75,10 +74,14 @@ fn write_all(out: &mut String, found: &Findings, paths: &[PathBuf], colours: boo
     writeln!(out, "  pool          {:.0} µs a page, {pool}", found.pool_us)?;
     writeln!(out, "  reads seen by {}", found.reads_seen_by)?;
     if found.mapped_pages > found.read_pages {
-        writeln!(out, "  Most is read through mappings: their hits are not seen, so the page cache does better.")?;
+        writeln!(out, "  Most reads use mappings, whose hits are not seen: the page cache is better.")?;
     }
     if found.lost_records > 0 {
-        writeln!(out, "  {} records were lost, as they came too fast: the figures are too low.", found.lost_records)?;
+        writeln!(
+            out,
+            "  {} records were lost because they came too fast: the figures are too low.",
+            found.lost_records
+        )?;
     }
     if found.missed_pages > 0 {
         writeln!(out, "\n  pool        misses answered   disk pages saved   a miss takes   waiting saved")?;
@@ -101,7 +104,8 @@ fn write_all(out: &mut String, found: &Findings, paths: &[PathBuf], colours: boo
                 "  on the lender  pumapool lend --listen HOST:PORT --capacity {}MiB --key FILE",
                 bytes >> 20
             )?;
-            // One mount each: with two paths, `mount` would mount the first one over the second.
+            // One command for each directory: with two paths, `mount` would mount the first one
+            // over the second.
             for (at, directory) in directories(paths).iter().enumerate() {
                 let here = if at == 0 { "here" } else { "" };
                 writeln!(out, "  {here:<14} pumapool mount {directory} --lender HOST:PORT --key FILE")?;
@@ -121,7 +125,7 @@ fn write_size(out: &mut String, size: &Size) -> std::fmt::Result {
     writeln!(out, "  {:<11} {answered:>15}   {saved:>16}   {takes:>12}   {waiting:>13}", size::display(size.bytes))
 }
 
-/// The share of the misses that pools would answer, by their size.
+/// Draws the share of misses that a pool would answer, against its size.
 fn write_curve(out: &mut String, found: &Findings) -> std::fmt::Result {
     let largest = found.curve.last().map_or(0, |size| size.bytes);
     let ratio_at = |column: usize| {
@@ -167,7 +171,7 @@ mod tests {
         let table = plain.lines().take_while(|line| !line.starts_with("Use it"));
         assert!(table.filter(|line| line.chars().count() > 80).count() == 0, "{plain}");
         assert!(plain.contains("100 % │") && plain.contains('█'));
-        // Each directory is a mount of its own, and a file is in one.
+        // Each directory is a mount of its own, and a file stands for its directory.
         let file = tempfile::NamedTempFile::new().unwrap();
         let several = text(&found, &["/srv/a".into(), "/srv/it's b".into(), file.path().into()], false);
         let mounts: Vec<&str> =

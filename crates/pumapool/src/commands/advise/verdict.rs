@@ -1,154 +1,157 @@
-//! What follows from what was seen. Without clocks and I/O.
+//! Computes the findings and the advice from the observations. Uses no clocks and no I/O.
 
 use super::observed::Observed;
 use page::PAGE_SIZE;
 use serde::Serialize;
 use tap::{ReadsSource, WatchCounters};
 
-/// What a get takes beside the trip to the lender: the READ through FUSE, the lender, and opening
-/// the seal (ARCHITECTURE.md, "The way of a hit").
+/// Time of a get without the round trip to the lender, in microseconds: the READ through FUSE, the
+/// lender, and the verification of the seal (ARCHITECTURE.md, "The way of a hit").
 const MOUNT_US: f64 = 60.0;
-/// A trip to a lender that nobody has named: some machine of the same data centre.
+/// Assumed round trip if no lender is given, in microseconds: to a machine in the same data centre.
 const ASSUMED_PING_US: f64 = 150.0;
 
-/// Pages that must have been missed before anything is said.
+/// Without at least so many missed pages there is no advice.
 const MISSED_MIN: u64 = 2000;
-/// Where so many of the pages read were found in the page cache, and ...
+/// Everything fits into the page cache if it had at least this share of the pages read, and ...
 const FITS_RATIO: f64 = 0.99;
-/// ... no more than so many were missed in a second, everything fits.
+/// ... if at most so many pages were missed in a second.
 const FITS_MISSED_PER_S: f64 = 50.0;
-/// From that share on it is only streams.
+/// If at least this share of the missed pages is in sequential streams, the load counts as streams
+/// only.
 const STREAMS_SHARE: f64 = 0.8;
-/// And from that share of those on they come back: a part of the watch may have been before they
-/// were evicted first.
+/// Streams count as repeated if at least this share of their pages was evicted during the watch.
+/// The share is low because a part of the watch may precede the first evictions.
 const RETURN_SHARE: f64 = 0.3;
-/// A disk that takes no longer than so many times what the pool does is as fast.
+/// The disk counts as fast as the pool if its latency is less than so many times the pool's.
 const AS_FAST: f64 = 1.3;
-/// Share of the misses that is worth the trouble.
+/// Puma is advised if a pool would answer at least this share of the misses.
 const WORTHWHILE: f64 = 0.1;
-/// The size that is advised has so much of what the largest would bring.
+/// The advised size has at least this share of the largest pool's hit ratio.
 const ENOUGH: f64 = 0.9;
-/// Sizes that are spoken of, if nobody names any: each half of the next.
+/// Number of pool sizes in the table, unless sizes are given. Each is half of the next.
 const SIZES: u32 = 4;
-/// The largest of them has room for all that was evicted, but is not less than this.
+/// The largest of these sizes has room for all evicted pages, and is at least so large.
 const LARGEST_MIN_BYTES: u64 = 64 << 20;
-/// And for so much more: what was not evicted yet while it was watched.
+/// Factor on the evicted bytes, for pages that were not evicted yet during the watch.
 const ROOM: f64 = 1.1;
-/// Points of the curve for the eye.
+/// Points of the curve that is drawn.
 const CURVE_POINTS: u32 = 64;
-/// What a page cache lacks for anything to be said of its size.
+/// The smallest pool of the curve, in bytes.
 const CURVE_LEAST_BYTES: f64 = (1u64 << 20) as f64;
 
-/// What the disk takes for a read.
+/// Latency of a read of the disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Disk {
     /// In microseconds.
     pub us: f64,
-    /// Whether that is what programs waited; else it was tried with reads of existing files.
+    /// Whether this is the time that programs waited. Otherwise it was measured by reads of
+    /// existing files.
     pub is_waited: bool,
 }
 
-/// What the pool takes for a page.
+/// Latency of a page from the pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Pool {
     /// In microseconds.
     pub us: f64,
-    /// Whether the lender was pinged; else it is assumed.
+    /// Whether a lender was pinged. Otherwise the latency is assumed.
     pub is_measured: bool,
 }
 
 impl Pool {
-    /// With a lender that is so far away.
+    /// The latency with a lender whose pings take `ping_us`, in microseconds.
     pub(super) fn measured(ping_us: f64) -> Pool {
         Pool { us: ping_us + MOUNT_US, is_measured: true }
     }
 
-    /// Without one.
+    /// The assumed latency without a lender.
     pub(super) fn assumed() -> Pool {
         Pool { us: ASSUMED_PING_US + MOUNT_US, is_measured: false }
     }
 }
 
-/// What a pool of one size would have done.
+/// Estimated results of a pool of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Size {
-    /// Its size.
+    /// Size of the pool.
     pub bytes: u64,
     /// Share of the misses that it would have answered.
     pub hit_ratio: f64,
-    /// Share of the misses that this rests on; 0: no pool of that size would have been filled.
+    /// Share of the misses that this estimate is based on. 0: no pool of that size would have been
+    /// filled.
     pub seen: f64,
     /// Pages a second that would not have been read from the disk.
     pub saved_pages_per_s: f64,
-    /// What a miss would take on average, in microseconds; `None` where the disk's time is not
-    /// known.
+    /// Average time of a miss, in microseconds. `None` if the disk's latency is unknown.
     pub miss_us: Option<f64>,
-    /// What programs would have waited less, all of them together, in seconds of each second.
+    /// Waiting time saved, for all programs together, in seconds for each second.
     pub saved_s_per_s: Option<f64>,
 }
 
-/// What to do.
+/// The advice.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "advice", rename_all = "kebab-case")]
 pub(super) enum Advice {
     /// Use Puma, with so much remote memory.
     Use { bytes: u64 },
-    /// Do not.
+    /// Do not use Puma.
     DoNot { why: String },
-    /// Nothing can be said.
+    /// The observations do not suffice for advice.
     Unclear { why: String },
 }
 
-/// All that is said.
+/// All findings of a watch.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Findings {
-    /// For how long it was watched.
+    /// Duration of the watch, in seconds.
     pub seconds: f64,
-    /// How reads were seen.
+    /// How reads were observed.
     pub reads_seen_by: &'static str,
     /// Pages that programs read.
     pub read_pages: u64,
     /// Pages brought from the disk to be read.
     pub missed_pages: u64,
-    /// Of these, in sequential streams: they are left to the disk, unless they fit.
+    /// Missed pages in sequential streams. A mount leaves them to the disk, unless they fit.
     pub sequential_pages: u64,
-    /// Share of those that had been evicted while it was watched, and the pool that would have had
-    /// them.
+    /// Share of the sequential pages that had been evicted during the watch. The next field is the
+    /// size of a pool that would have held them.
     pub sequential_return_share: f64,
     pub sequential_pool_bytes: u64,
     /// Pages added to the page cache to be written.
     pub written_pages: u64,
-    /// Pages mapped into programs as they were cached: more of them may have been used than were
-    /// seen.
+    /// Pages that were mapped into programs when they were cached. The watch does not see all of
+    /// their uses.
     pub mapped_pages: u64,
-    /// Records that were lost.
+    /// Records that were lost because the ring was full.
     pub lost_records: u64,
-    /// Share of the pages read that the page cache had; `None`: no reads were seen.
+    /// Share of the pages read that the page cache had. `None` if no reads were observed.
     pub page_cache_hit_ratio: Option<f64>,
-    /// What was evicted and has not come back.
+    /// Bytes that were evicted and not read again.
     pub evicted_bytes: u64,
-    /// A read of the disk, in microseconds.
+    /// Latency of a read of the disk, in microseconds.
     pub disk_us: Option<f64>,
-    /// Whether that is what programs waited for.
+    /// Whether programs waited for this time; see [`Disk::is_waited`].
     pub disk_is_waited: bool,
-    /// A page from the pool, in microseconds.
+    /// Latency of a page from the pool, in microseconds.
     pub pool_us: f64,
-    /// Whether the lender was measured, or assumed.
+    /// Whether a lender was pinged; see [`Pool::is_measured`].
     pub pool_is_measured: bool,
-    /// What pools would have done.
+    /// Estimates for the pool sizes of the table.
     pub sizes: Vec<Size>,
-    /// What pools of many sizes would have done.
+    /// Estimates for the pool sizes of the curve.
     pub curve: Vec<Size>,
-    /// What an LRU cache of so many bytes in all, local and remote, would not have had of all
-    /// reads: (bytes, share).
+    /// Miss ratios of LRU caches for all reads, as pairs of the total size (local and remote, in
+    /// bytes) and the share of reads that miss.
     pub lru_miss_ratio: Vec<(u64, f64)>,
-    /// What to do.
+    /// The advice.
     #[serde(flatten)]
     pub advice: Advice,
 }
 
 impl Findings {
-    /// From what was seen, for these sizes of the pool, or for some that fit.
+    /// Computes the findings from the observations. `sizes` are the sizes of the table, in bytes;
+    /// if empty, they are chosen to suit the evictions.
     pub(super) fn new(
         observed: &Observed,
         seconds: f64,
@@ -231,7 +234,7 @@ impl Findings {
         }
         if self.missed_pages < MISSED_MIN {
             let why = format!(
-                "too little was seen: {} pages came from the disk in {:.0} s; watch longer (--for), while the machine does what it is for",
+                "too little was seen: {} pages came from the disk in {:.0} s; watch longer (--for), under the machine's normal load",
                 self.missed_pages, self.seconds
             );
             return Advice::Unclear { why };
@@ -255,19 +258,19 @@ impl Findings {
         if let Some(us) = self.disk_us.filter(|us| *us < self.pool_us * AS_FAST) {
             let assumed = if self.pool_is_measured { "" } else { " (assumed)" };
             return do_not(format!(
-                "the disk is as fast as the network: {us:.0} µs a read, beside {:.0} µs a page{assumed}",
+                "the disk is as fast as the network: {us:.0} µs a read, against {:.0} µs a page from the pool{assumed}",
                 self.pool_us
             ));
         }
         let best = self.curve.last().copied();
         let ratio = best.map_or(0.0, |best| best.hit_ratio);
         if ratio >= WORTHWHILE {
-            // Enough of what is to be had, in a size that is easily said.
+            // The smallest size that is nearly as good as the largest, rounded up.
             let enough = self.curve.iter().find(|size| size.hit_ratio >= ratio * ENOUGH).or(best.as_ref());
             return Advice::Use { bytes: rounded(enough.map_or(0, |size| size.bytes)) };
         }
-        // All that was evicted while it was watched is less than what a pool might hold: what came
-        // before is not known.
+        // A pool might hold more than the pages evicted during the watch; earlier evictions are
+        // unknown.
         let largest_filled = self.curve.iter().filter(|size| size.seen > 0.0).map(|size| size.bytes).max().unwrap_or(0);
         let why = format!(
             "of what came from the disk {} had been evicted while it was watched, the last {} of it",
@@ -278,7 +281,7 @@ impl Findings {
     }
 }
 
-/// The next larger size with two digits at most, of MiB.
+/// Rounds up to MiB, with three significant bits.
 fn rounded(bytes: u64) -> u64 {
     const MIB: u64 = 1 << 20;
     let mib = bytes.div_ceil(MIB).max(1);
@@ -298,7 +301,7 @@ mod tests {
         Findings::new(observed, 10.0, ReadsSource::PageCache, counters, disk, Pool::measured(100.0), &[])
     }
 
-    /// Reads of pages by these indexes, of which a page cache of `cached` pages has the last ones.
+    /// Observations of reads of these pages through a page cache of `cached` pages.
     fn watched(indexes: impl Iterator<Item = u64>, cached: usize) -> Observed {
         let mut observed = Observed::default();
         let mut cache = std::collections::VecDeque::new();

@@ -1,4 +1,4 @@
-//! These types hold the options of `pumapool mount`, and say what they stand for.
+//! The options of `pumapool mount`.
 
 use crate::cli::{addresses, size};
 use crate::commands::host_cache::Guests;
@@ -75,8 +75,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// A mount of a node that has joined, which does not use the lender of its own node, and does
-    /// not borrow before it is told to.
+    /// Options for a mount of a node that has joined a pool. The mount does not use the lender of
+    /// its own node, and does not borrow until the node's role allows it.
     pub fn of_node(
         source: PathBuf,
         mountpoint: Option<PathBuf>,
@@ -101,7 +101,8 @@ impl Options {
         }
     }
 
-    /// A mount of images, of which it is guests that evict, and no lender.
+    /// Options for a mount of images. Their pages come from evictions of guests; there is no
+    /// lender.
     pub fn of_images(
         source: PathBuf,
         mountpoint: Option<PathBuf>,
@@ -130,7 +131,7 @@ impl Options {
 #[derive(clap::Args, Clone, Serialize, Deserialize)]
 #[group(id = "policies", multiple = true)]
 pub struct Policies {
-    /// What a lender does with a page that it returns.
+    /// Whether a lender keeps a page that it returns.
     #[arg(long, value_enum, default_value_t = StrategyName::Exclusive)]
     pub(super) strategy: StrategyName,
 
@@ -239,11 +240,11 @@ pub(super) enum WriteName {
 #[derive(Clone, Copy, ValueEnum, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum FillName {
-    /// Evict where it can be had, else read.
+    /// When they are evicted, if BPF is available; otherwise when they are read.
     Auto,
-    /// As the kernel evicts them; an error where that cannot be had.
+    /// When the kernel evicts them; fails without BPF.
     Evict,
-    /// As they are read from the disk.
+    /// When they are read from the disk.
     Read,
 }
 

@@ -1,4 +1,4 @@
-//! `pumapool numa`: where the memory of virtual machines and other processes is, and placing it.
+//! `pumapool numa`: shows and places memory of virtual machines and processes on NUMA nodes.
 
 mod picture;
 
@@ -33,20 +33,19 @@ use wire::key::PoolKey;
 use wire::listener::Listener;
 use wire::named;
 
-/// Processes that are listed beside the machines, the largest first, without --all.
+/// Without --all, `list` shows at most so many processes that are not virtual machines.
 const LISTED: usize = 20;
-/// Of the picture of where a process's memory is.
+/// Width of a process's bar in `list`, in characters.
 const PICTURE_WIDTH: u64 = 32;
-/// Moved in a second at the most, unless something else is said.
+/// Default of --rate: memory that may be moved in a second.
 const RATE: &str = "512MiB";
-/// The least that is of use: a GiB takes a quarter of an hour. At less than a page, nothing would
-/// ever be moved.
+/// The smallest rate: a GiB takes a quarter of an hour.
 const RATE_MIN_BYTES: u64 = 1 << 20;
-/// A period of placing, as Carrefour's.
+/// Period of placement decisions, as in the paper on Carrefour.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Between two looks for samples.
+/// Time between two reads of the samples.
 const TAKE: Duration = Duration::from_millis(100);
-/// What moving is checked against the clock for.
+/// The rate limit compares the moved bytes with the clock after each such amount.
 const PACE_BYTES: u64 = 16 << 20;
 
 /// Options of `numa`.
@@ -59,18 +58,18 @@ pub struct Options {
 #[derive(clap::Subcommand, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum What {
-    /// Show the nodes, and on which of them the memory of machines and processes is.
+    /// Show the NUMA nodes, and how the memory of virtual machines and processes is distributed.
     #[serde(skip)]
     List(ListOptions),
-    /// Place the memory that a process or a virtual machine has.
+    /// Place the memory of a process or of a virtual machine.
     #[serde(skip)]
     Apply(ApplyOptions),
-    /// Run a command whose memory is placed.
+    /// Run a command, and place its memory.
     #[serde(skip)]
     Run(RunOptions),
-    /// Place what several machines and processes have, and keep it so as it changes.
+    /// Place the memory of several virtual machines and processes, also memory that they get later.
     Daemon(DaemonOptions),
-    /// In a virtual machine: tell its host how the memory of what runs here is best placed.
+    /// In a virtual machine: tell the host which policy suits the programs that run here.
     #[serde(skip)]
     Advise(AdviseOptions),
 }
@@ -78,28 +77,28 @@ enum What {
 /// Options of `numa list`.
 #[derive(clap::Args)]
 pub struct ListOptions {
-    /// All processes, not only virtual machines and the largest others.
+    /// List all processes, not only virtual machines and the 20 largest others.
     #[arg(long)]
     all: bool,
 
-    /// As JSON: {"nodes", "processes"}.
+    /// Print JSON: {"nodes", "processes"}.
     #[arg(long)]
     json: bool,
 
-    /// Draw it into a file, too: an .svg, or a .png.
+    /// Also draw the result into this file: .svg or .png.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 }
 
-/// Whose memory.
+/// The process whose memory is placed: one of the two options.
 #[derive(clap::Args)]
 #[group(id = "target", required = true, multiple = false)]
 struct TargetOptions {
-    /// The process.
+    /// Process id.
     #[arg(long)]
     pid: Option<u32>,
 
-    /// The virtual machine of that name (QEMU's -name).
+    /// Name of the virtual machine (QEMU's -name).
     #[arg(long, value_name = "NAME")]
     vm: Option<String>,
 }
@@ -110,20 +109,19 @@ pub struct ApplyOptions {
     #[command(flatten)]
     target: TargetOptions,
 
-    /// How its memory is to be placed.
+    /// How to place the memory.
     #[arg(long, value_enum)]
     policy: PolicyName,
 
-    /// How much is moved in a second at the most; at least 1MiB.
+    /// Move at most so much memory a second; at least 1MiB.
     #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
     rate: u64,
 
-    /// Of `carrefour`: end after so many seconds; without it, when the process ends, or on a
-    /// signal.
+    /// With `carrefour`: stop after so many seconds. Default: when the process ends.
     #[arg(long = "for", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: Option<u64>,
 
-    /// Say what was done as JSON.
+    /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -131,15 +129,15 @@ pub struct ApplyOptions {
 /// Options of `numa run`.
 #[derive(Parser)]
 pub struct RunOptions {
-    /// How its memory is to be placed.
+    /// How to place the memory.
     #[arg(long, value_enum)]
     policy: PolicyName,
 
-    /// Of `carrefour`: how much is moved in a second at the most; at least 1MiB.
+    /// With `carrefour`: move at most so much memory a second; at least 1MiB.
     #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
     rate: u64,
 
-    /// The command.
+    /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -147,33 +145,34 @@ pub struct RunOptions {
 /// Options of `numa daemon`.
 #[derive(clap::Args, Serialize, Deserialize)]
 pub struct DaemonOptions {
-    /// Whose memory, and how it is to be placed: vm:NAME=POLICY, command:NAME=POLICY or
-    /// pid:NUMBER=POLICY. May be given several times; those that are not there are waited for.
+    /// A machine or process, and its policy: vm:NAME=POLICY, command:NAME=POLICY or
+    /// pid:NUMBER=POLICY. May be given several times. The daemon waits for those that do not run
+    /// yet.
     #[arg(long, value_name = "TARGET", required_unless_present = "guest")]
     #[serde(with = "written_targets")]
     target: Vec<Wanted>,
 
-    /// Where guests are listened to (`numa advise`): vsock:PORT, HOST:PORT or unix:PATH.
+    /// Address at which guests connect (`numa advise`): vsock:PORT, HOST:PORT or unix:PATH.
     #[arg(long, value_name = "ADDR", requires = "guest", value_parser = addresses::place)]
     #[serde(with = "written::maybe_text")]
     listen: Option<Address>,
 
-    /// A guest that may say how its memory is to be placed, and the file with its key, which it has
-    /// a copy of: vm:NAME=KEYFILE, for a machine. May be given several times. Until it says
-    /// something it is as --target says, or nothing is done.
+    /// A guest that may choose a policy for its memory, and the file with its key: vm:NAME=KEYFILE.
+    /// The guest needs a copy of the key. May be given several times. Until the guest chooses, the
+    /// policy of --target applies, or none.
     #[arg(long, value_name = "GUEST", requires = "listen")]
     #[serde(with = "written::texts")]
     guest: Vec<GuestName>,
 
-    /// What guests are granted. May be given several times.
+    /// Policies that guests may choose. May be given several times.
     #[arg(long, value_enum, default_values = ["round-4k", "first-touch", "carrefour", "none"])]
     allow: Vec<PolicyName>,
 
-    /// How many may be under carrefour at once.
+    /// How many targets may use `carrefour` at once.
     #[arg(long, value_name = "NUMBER", default_value_t = 8)]
     carrefour_max: usize,
 
-    /// How much is moved in a second at the most, of all together; at least 1MiB.
+    /// Move at most so much memory a second, for all targets together; at least 1MiB.
     #[arg(long, value_name = "SIZE", default_value = RATE, value_parser = rate)]
     #[serde(with = "written::size")]
     rate: u64,
@@ -186,11 +185,11 @@ pub struct DaemonOptions {
 /// Options of `numa advise`.
 #[derive(clap::Args)]
 pub struct AdviseOptions {
-    /// Where the host listens: vsock:2:PORT, HOST:PORT or unix:PATH.
+    /// Address at which the host listens: vsock:2:PORT, HOST:PORT or unix:PATH.
     #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
     to: Address,
 
-    /// How this machine's memory is to be placed.
+    /// How to place this machine's memory.
     #[arg(long, value_enum)]
     policy: PolicyName,
 
@@ -210,7 +209,7 @@ impl std::fmt::Display for GuestName {
     }
 }
 
-/// Targets as `--target` takes them.
+/// Writes and reads targets in the form of `--target`.
 mod written_targets {
     use super::Wanted;
     use crate::config::written;
@@ -241,20 +240,20 @@ impl FromStr for GuestName {
 #[derive(Clone, Copy, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum PolicyName {
-    /// Page by page on the nodes in turn.
+    /// Page by page, on each node in turn.
     #[value(name = "round-4k")]
     #[serde(rename = "round-4k")]
     Round4k,
-    /// GiB by GiB on the nodes in turn: for comparison.
+    /// GiB by GiB, on each node in turn; for comparison.
     #[value(name = "round-1g")]
     #[serde(rename = "round-1g")]
     Round1g,
-    /// Where it is touched first.
+    /// On the node of the processor that touches it first.
     #[value(name = "first-touch")]
     FirstTouch,
-    /// Moved to who uses it, or spread where too much is asked of one node.
+    /// Near its users, or spread over the nodes if one node is overloaded.
     Carrefour,
-    /// As the kernel does by itself.
+    /// As the kernel places it.
     None,
 }
 
@@ -347,7 +346,7 @@ fn list(options: &ListOptions, nodes: &[Node]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a process is to a reader.
+/// The name of a process in the list.
 fn what(found: &Found) -> String {
     match &found.machine {
         Some(machine) if machine.name.is_empty() => format!("{} (machine)", found.name),
@@ -356,7 +355,7 @@ fn what(found: &Found) -> String {
     }
 }
 
-/// Processors as the kernel writes them: 0-3,8
+/// A list of processors, in the form that the kernel uses: 0-3,8
 fn ranges(cpus: &[u32]) -> String {
     let runs = cpus.chunk_by(|one, next| *one + 1 == *next);
     let runs: Vec<String> = runs
@@ -387,7 +386,7 @@ fn apply(options: &ApplyOptions, nodes: &[Node]) -> Result<ExitCode> {
     let pid = match (&options.target.vm, options.target.pid) {
         (Some(name), _) => machines::named(name).map_err(anyhow::Error::msg)?,
         (None, Some(pid)) => pid,
-        (None, None) => bail!("say which process: --pid or --vm"),
+        (None, None) => bail!("name a process by --pid, or a virtual machine by --vm"),
     };
     let process = open(pid)?;
     let policy = options.policy.policy();
@@ -457,15 +456,15 @@ fn first_touch(process: &Process) -> String {
     match machine {
         Some(machine) if !machine.reports_free_pages => {
             format!(
-                "what it touches from now on is placed where it is touched; but this machine does not say what it frees, so that what it has stays where it is: {}",
+                "memory that it touches from now on is placed on the node that touches it; but this machine does not report freed memory, so its present memory stays: {}",
                 machines::REPORT_FREE_PAGES
             )
         }
         Some(_) => {
-            "what it touches is placed where it is touched, and again after it was freed, which the machine reports"
+            "memory is placed on the node that touches it, and again after it was freed, which the machine reports"
                 .to_owned()
         }
-        None => "what it touches from now on is placed where it is touched; what it has stays where it is".to_owned(),
+        None => "memory that it touches from now on is placed on that node; its present memory stays".to_owned(),
     }
 }
 
@@ -479,8 +478,8 @@ fn summary(applied: &Applied) -> String {
     let full: Vec<String> = applied.full_nodes.iter().map(NodeId::to_string).collect();
     for (pages, why) in [
         (applied.full_pages, format!("could not be moved: no memory is free on node {}", full.join(", "))),
-        (applied.busy_pages, "were in use just then: try again".to_owned()),
-        (applied.shared_pages, "stay, as other processes have them, too".to_owned()),
+        (applied.busy_pages, "were in use at that moment: try again".to_owned()),
+        (applied.shared_pages, "stay because other processes use them, too".to_owned()),
         (applied.refused_pages, "the kernel would not move".to_owned()),
     ] {
         if pages > 0 {
@@ -490,7 +489,7 @@ fn summary(applied: &Applied) -> String {
     text
 }
 
-/// Says when somebody wants it to stop.
+/// A flag that SIGINT and SIGTERM set.
 fn stop_wanted() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -499,7 +498,7 @@ fn stop_wanted() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// No more than so many bytes in a second.
+/// A rate limit, in bytes a second.
 struct Pace {
     bytes_per_s: u64,
     stop: Arc<AtomicBool>,
@@ -525,8 +524,7 @@ impl Pace {
     }
 }
 
-/// Has targets placed, a period after the other, until it is not to go on, or all have ended.
-/// `each` is called several times in a period.
+/// Places the targets, and calls `each`, until `goes_on` returns false or all targets have ended.
 fn place(placing: &mut Placing, goes_on: &mut dyn FnMut() -> bool, each: &mut dyn FnMut(&mut Placing)) {
     let mut states: Vec<String> = Vec::new();
     while goes_on() {
@@ -539,7 +537,7 @@ fn place(placing: &mut Placing, goes_on: &mut dyn FnMut() -> bool, each: &mut dy
         }
         placing.end_period(goes_on);
         let status = placing.status();
-        // What is in brackets changes each time.
+        // The part in brackets changes in each period.
         let state = |status: &Status| status.state.split(" (").next().unwrap_or_default().to_owned();
         states.resize(status.len(), String::new());
         for (status, before) in status.iter().zip(&mut states) {
@@ -564,7 +562,7 @@ fn run_advise(options: &AdviseOptions) -> Result<ExitCode> {
 }
 
 fn run_daemon(options: DaemonOptions, nodes: Vec<Node>) -> Result<ExitCode> {
-    // Looked at before anything is started.
+    // Check the options before anything is started.
     let mut wanted = options.target.clone();
     for GuestName { who, .. } in &options.guest {
         if !wanted.iter().any(|wanted| wanted.who == *who) {
@@ -580,7 +578,7 @@ fn run_daemon(options: DaemonOptions, nodes: Vec<Node>) -> Result<ExitCode> {
         |guest: &GuestName| -> Result<Option<PoolKey>> { Ok(Some(PoolKey::read(&std::path::absolute(&guest.key)?)?)) };
     let keys: Vec<Option<PoolKey>> = options.guest.iter().map(read).collect::<Result<_>>()?;
     if let Err(nth) = named::check_keys(&keys.iter().map(Option::as_ref).collect::<Vec<_>>()) {
-        bail!("{}: another guest has the same key; each has its own", options.guest[nth].who);
+        bail!("{}: another guest has the same key; make one for each guest", options.guest[nth].who);
     }
     let limits = Limits {
         allowed: options.allow.iter().map(|name| name.policy()).collect(),
@@ -642,33 +640,33 @@ fn run_daemon(options: DaemonOptions, nodes: Vec<Node>) -> Result<ExitCode> {
 
 fn run_command(options: RunOptions, nodes: &[Node]) -> Result<ExitCode> {
     let mut words = options.command.iter();
-    let Some(program) = words.next() else { bail!("say what to run, behind --") };
+    let Some(program) = words.next() else { bail!("name the command to run, after --") };
     let mut command = Command::new(program);
     command.args(words);
     let policy = options.policy.policy();
     let own = open(std::process::id())?;
     let usable = usable(&own, nodes)?;
     if let Some(problem) = apply::obstacle(&own, policy, nodes, &usable) {
-        writeln!(io::stderr(), "pumapool: {problem}; the command runs as ever")?;
+        writeln!(io::stderr(), "pumapool: {problem}; the command runs without placement")?;
     } else {
-        // What the kernel can do by itself it does, from the first page on.
+        // For these policies the kernel places each page itself.
         match policy {
             Policy::Round4k => ::numa::mempolicy::interleave(&usable),
             Policy::FirstTouch => ::numa::mempolicy::local(),
             Policy::Round1g | Policy::Carrefour | Policy::None => Ok(()),
         }
-        .context("the kernel does not take the policy")?;
+        .context("the kernel does not accept the policy")?;
         if matches!(policy, Policy::Round1g | Policy::Carrefour) {
             return keep_up(command, program, &options, nodes);
         }
     }
     let error = command.exec();
-    Err(error).with_context(|| format!("cannot run {}, is it installed, and in PATH", Path::new(program).display()))
+    Err(error).with_context(|| format!("cannot run {}; is it installed, and in PATH?", Path::new(program).display()))
 }
 
-/// Runs it, and places what it takes.
+/// Runs the command, and places its memory while it runs.
 fn keep_up(mut command: Command, program: &OsString, options: &RunOptions, nodes: &[Node]) -> Result<ExitCode> {
-    // A signal of the terminal is the command's, too; and ours is passed on.
+    // A signal from the terminal reaches the command, too; others are passed on.
     let stop = stop_wanted()?;
     let mut child = command.spawn().with_context(|| format!("cannot run {}", Path::new(program).display()))?;
     let pid = child.id();
@@ -684,10 +682,10 @@ fn keep_up(mut command: Command, program: &OsString, options: &RunOptions, nodes
         ended.is_none()
     };
     let wanted = Wanted { who: Who::Pid(pid), policy: options.policy.policy() };
-    // Whatever becomes of placing it, it is the command that was asked for.
+    // If placement fails, the command still runs.
     match Placing::new(nodes.to_vec(), vec![wanted], options.rate) {
         Ok(mut placing) => place(&mut placing, &mut goes_on, &mut |_| {}),
-        Err(problem) => tracing::warn!("{problem}; the command runs as ever"),
+        Err(problem) => tracing::warn!("{problem}; the command runs without placement"),
     }
     while goes_on() {
         std::thread::sleep(TAKE);

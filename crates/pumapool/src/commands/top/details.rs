@@ -1,5 +1,4 @@
-//! What there is to say of one daemon of each kind: which history lines, and which words below
-//! them.
+//! The details of a daemon, for each kind: its history lines, and the text below them.
 
 use crate::commands::{
     top::numbers::{bytes, count, micros, millis, number, pages, percent, seconds, shortened},
@@ -12,7 +11,7 @@ use report::{
     Pressure, Target,
 };
 
-/// How things stand.
+/// Severity of a part of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mood {
     Well,
@@ -33,7 +32,7 @@ impl Mood {
 pub(super) const FAINT: Style = Style::new().fg(Color::DarkGray);
 pub(super) const HEAD: Style = Style::new().add_modifier(Modifier::BOLD);
 
-/// What there is to say of one daemon.
+/// The details of one daemon.
 pub(super) struct Details {
     pub(super) title: String,
     pub(super) tracks: Vec<(&'static str, String, Track)>,
@@ -114,14 +113,14 @@ pub(super) fn lending(lender: &Lender) -> (String, Mood) {
     }
 }
 
-/// A name of what follows, and words.
+/// A line of text, with its name.
 fn said(name: &str, words: Vec<Span<'static>>) -> Line<'static> {
     let mut line = Line::from(Span::styled(format!("{name:<10}"), FAINT));
     line.spans.extend(words);
     line
 }
 
-/// Parts of a line: those that are not as they should be stand out.
+/// Parts of a line. Parts with problems are highlighted.
 fn parts(parts: Vec<(String, Mood)>) -> Vec<Span<'static>> {
     let mut spans = Vec::new();
     for (at, (text, mood)) in parts.into_iter().enumerate() {
@@ -133,12 +132,12 @@ fn parts(parts: Vec<(String, Mood)>) -> Vec<Span<'static>> {
     spans
 }
 
-/// Warns if there is any of it.
+/// Shows a count, as a warning unless it is 0.
 fn none_wanted(point: Point, mood: Mood) -> Mood {
     if point.is_some_and(|point| point > 0.0) { mood } else { Mood::Well }
 }
 
-/// The rate of a number, in words.
+/// The rate of a counter, as text.
 fn each_second(daemon: &Daemon, number: impl Fn(&Report) -> Point) -> String {
     format!("{}/s", count(daemon.rate(number)))
 }

@@ -1,8 +1,8 @@
-//! `pumapool top`: what the daemons of this machine do, live.
+//! `pumapool top`: shows the daemons of this machine live.
 //!
-//! A thread asks the daemons, so that the screen answers keys also while one of them does not
-//! answer. [`state`] makes rates and histories of what they say, [`view`] draws them; the terminal
-//! is only touched here, and left as it was found, however this ends.
+//! A thread asks the daemons, so that the screen reacts to keys while a daemon does not answer.
+//! [`state`] computes rates and histories from the answers, and [`view`] draws them. Only this
+//! module uses the terminal, and it restores the terminal on every exit.
 
 mod details;
 mod numbers;
@@ -31,38 +31,38 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 use view::Screen;
 
-/// How often keys and signals are looked for: as soon as nobody notices a delay.
+/// Time between two checks for keys and signals: too short to notice.
 const KEYS: Duration = Duration::from_millis(50);
-/// How long it may take to end on a signal.
+/// Time limit for an orderly end after a signal.
 const END_LIMIT: Duration = Duration::from_secs(1);
-/// How long it may then take to restore the terminal, before it ends without.
+/// Time limit for restoring the terminal after [`END_LIMIT`]. Then the process ends without it.
 const RESTORE_LIMIT: Duration = Duration::from_millis(500);
-/// Times between two looks that + and - go through, in seconds.
+/// Intervals that the keys + and - step through, in seconds.
 const INTERVALS: [f64; 7] = [0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
-/// Of --once, where there is no terminal.
+/// Size of the screen of --once without a terminal: columns and lines.
 const SIZE: (u16, u16) = (80, 24);
 
-/// When daemons were asked, and what they said.
+/// The answers of the daemons, and when they were complete.
 type Look = (Instant, Vec<Status>);
 
 /// Options of `top`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Time between two looks, in seconds.
+    /// Time between two updates, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     interval: f64,
 
-    /// Look twice, print what there is to see as text, and end.
+    /// Ask the daemons twice, print one screen as text, and exit.
     #[arg(long)]
     once: bool,
 
-    /// Of --once: how large that is [default: as the terminal, or 80x24].
+    /// With --once: size of the screen [default: that of the terminal, or 80x24].
     #[arg(long, value_name = "COLUMNSxLINES", requires = "once", value_parser = size)]
     size: Option<(u16, u16)>,
 }
 
 impl Options {
-    /// Whether it has the terminal for itself: then nothing is logged to it.
+    /// Whether the command draws on the whole terminal. Then nothing is logged there.
     pub fn takes_terminal(&self) -> bool {
         !self.once
     }
@@ -93,7 +93,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         bail!(
-            "this is no terminal; `pumapool top --once` prints what there is to see, `pumapool status --json` all of it"
+            "this is no terminal; use `pumapool top --once` for one screen as text, or `pumapool status --json` for everything"
         );
     }
     let stop = Arc::new(AtomicBool::new(false));
@@ -102,16 +102,17 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let thread = std::thread::Builder::new().name("puma-signals".into());
     thread.spawn(move || end_on(signals, &for_signals)).context("cannot start a thread")?;
     let (ask, looks) = looks()?;
-    // From here on, a panic restores the terminal before it is told.
+    // From here on, a panic restores the terminal before its message is printed.
     let terminal = ratatui::try_init().inspect_err(|_| ratatui::restore()).context("cannot take the terminal")?;
     let ended = live(terminal, screen, &stop, &ask, &looks);
     ratatui::restore();
-    // The last one who looks need not be waited for.
+    // The thread that asks the daemons is left behind: it may wait for an answer.
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// Has it end on a signal, and ends it if it does not, or on a second one: of a terminal that is
-/// gone, the library reads for ever, and one that takes nothing more is written to for ever.
+/// Sets `stop` on a signal. Ends the process if it still runs after [`END_LIMIT`], or on a second
+/// signal. This is necessary because the library reads for ever from a terminal that is gone, and
+/// writes for ever to a terminal that accepts nothing.
 fn end_on(mut signals: Signals, stop: &AtomicBool) {
     for signal in signals.forever() {
         let end = move || {
@@ -131,13 +132,13 @@ fn end_on(mut signals: Signals, stop: &AtomicBool) {
     }
 }
 
-/// Restores the terminal, if that can be: who writes to one that takes nothing more has the lock
-/// that it takes.
+/// Restores the terminal, or gives up after [`RESTORE_LIMIT`]. A thread that writes to a terminal
+/// which accepts nothing holds the lock that restoring needs.
 fn restore_in_time() {
     let (done, is_done) = sync_channel(1);
     let restore = move || {
-        // Without the last step the cursor stays hidden: the terminal that it was hidden by is not
-        // dropped.
+        // The last step shows the cursor again. Otherwise it would stay hidden, because the
+        // terminal object that hid it is not dropped.
         ratatui::restore();
         let _ = execute!(std::io::stdout(), Show);
         let _ = done.send(());
@@ -147,7 +148,7 @@ fn restore_in_time() {
     }
 }
 
-/// Two looks, and what is to be seen then.
+/// Asks the daemons twice, and prints one screen.
 fn once(options: &Options, screen: &Screen) -> Result<ExitCode> {
     let mut state = State::default();
     let begun = Instant::now();
@@ -166,15 +167,15 @@ fn once(options: &Options, screen: &Screen) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is on a screen, without colours, and without spaces at the ends of lines.
+/// The text of a screen, without colours, and without spaces at the ends of lines.
 fn text(buffer: &Buffer) -> String {
     let width = usize::from(buffer.area.width).max(1);
     let line = |cells: &[ratatui::buffer::Cell]| cells.iter().map(ratatui::buffer::Cell::symbol).collect::<String>();
     buffer.content.chunks(width).map(|cells| line(cells).trim_end().to_owned() + "\n").collect()
 }
 
-/// Starts the thread that asks the daemons, each time that it is told to; it answers with when, and
-/// what they say.
+/// Starts the thread that asks the daemons. Each message to the returned sender starts one round,
+/// and the returned receiver gets its answers.
 fn looks() -> Result<(SyncSender<()>, Receiver<Look>)> {
     let (ask, asked) = sync_channel::<()>(1);
     let (answer, looks) = sync_channel(1);
@@ -190,7 +191,7 @@ fn looks() -> Result<(SyncSender<()>, Receiver<Look>)> {
     Ok((ask, looks))
 }
 
-/// Shows it until somebody has seen enough.
+/// Shows the screen until the user quits, `stop` is set or the terminal is gone.
 fn live(
     mut terminal: DefaultTerminal,
     mut screen: Screen,
@@ -213,7 +214,7 @@ fn live(
                 (waits, changed) = (false, true);
             }
             Err(TryRecvError::Empty) => {}
-            Err(TryRecvError::Disconnected) => bail!("the daemons are not asked any more"),
+            Err(TryRecvError::Disconnected) => bail!("the thread that asks the daemons has ended"),
         }
         if std::mem::take(&mut changed) {
             terminal.draw(|frame| view::draw(frame, &state, &screen)).context("cannot draw")?;
@@ -224,8 +225,8 @@ fn live(
         }
         let has_event = event::poll(Duration::ZERO).context("cannot read keys")?;
         if !has_event && !found.is_empty() {
-            // A key that comes with a change of the terminal's size is told by the library with the
-            // next one.
+            // If a key arrives together with a change of the terminal's size, the library returns
+            // the key only with the next event.
             std::thread::sleep(KEYS);
         }
         if has_event {
@@ -237,23 +238,23 @@ fn live(
                 }
                 _ => {}
             }
-            changed = true; // Also when the terminal has another size.
+            changed = true; // also if the size of the terminal changed
         }
     }
     Ok(())
 }
 
-/// Waits for a key, or a moment. What there is of the terminal then.
+/// Waits for a key for at most [`KEYS`]. Returns the events of the terminal.
 fn wait_for_keys() -> PollFlags {
     let stdin = std::io::stdin();
     let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
     let limit = Timespec { tv_sec: 0, tv_nsec: KEYS.subsec_nanos().into() };
-    // A signal that comes in between is no trouble.
+    // If a signal interrupts the wait, the caller just tries again.
     let _ = poll(&mut fds, Some(&limit));
     fds[0].revents()
 }
 
-/// What a key does. True: it ends.
+/// Applies a key. Returns whether the program ends.
 fn pressed(key: KeyEvent, screen: &mut Screen, daemons: usize) -> bool {
     let last = daemons.saturating_sub(1);
     screen.selected = screen.selected.min(last);
@@ -279,7 +280,8 @@ fn pressed(key: KeyEvent, screen: &mut Screen, daemons: usize) -> bool {
     false
 }
 
-/// The next interval, a shorter one if it is to look more often.
+/// The next shorter interval of [`INTERVALS`] if `more_often`, otherwise the next longer one. The
+/// ends of the list are kept.
 fn stepped(interval: Duration, more_often: bool) -> Duration {
     let seconds = interval.as_secs_f64();
     let next = if more_often {
@@ -321,7 +323,7 @@ mod tests {
         assert!(!screen.shows_help);
         assert!(press(KeyCode::Char('q'), &mut screen) && press(KeyCode::Esc, &mut screen));
         assert!(pressed(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL), &mut screen, 0));
-        // The daemons have gone meanwhile.
+        // The daemons have ended meanwhile.
         assert!(!pressed(KeyEvent::from(KeyCode::Tab), &mut screen, 0) && screen.selected == 0);
     }
 

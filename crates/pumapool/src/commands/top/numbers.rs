@@ -1,11 +1,11 @@
-//! Numbers and names in few letters.
+//! Short forms of numbers and names.
 
 use crate::cli::size;
 use crate::commands::top::state::{Point, page_bytes};
 
-/// The end of a name says most.
+/// Shortens a name at its beginning, because its end tells most.
 pub(super) fn shortened(name: &str, width: usize) -> String {
-    // What a terminal would take for a command is not for it.
+    // Control characters must not reach the terminal.
     let clean: String = name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     let count = clean.chars().count();
     if count <= width {
@@ -23,22 +23,22 @@ pub(super) fn bytes(point: Point) -> String {
     point.map_or("–".into(), |bytes| size::display(bytes.max(0.0) as u64))
 }
 
-/// Memory of so many pages.
+/// The size of so many pages.
 pub(super) fn pages(count: u64) -> String {
     bytes(Some(page_bytes(count)))
 }
 
-/// A time that is known in microseconds.
+/// A time, given in microseconds.
 pub(super) fn micros(us: u64) -> String {
     seconds(Some(us as f64 / 1e6))
 }
 
-/// A time that is known in milliseconds.
+/// A time, given in milliseconds.
 pub(super) fn millis(ms: u64) -> String {
     seconds(Some(ms as f64 / 1e3))
 }
 
-/// How many there are.
+/// A count.
 pub(super) fn number(of: u64) -> String {
     count(Some(of as f64))
 }

@@ -1,8 +1,8 @@
-//! What `top` knows: statuses, taken one after the other, and from them rates and their history.
-//! Nothing but logic: the time is told.
+//! The state of `top`: statuses, taken one after the other, and the rates and histories computed
+//! from them. Pure logic: the caller passes the time.
 //!
-//! A number is a function from a status to it, so that what it is now and how fast it grows are
-//! found in the same way.
+//! A number is given as a function of a status. So its present value and its rate are computed in
+//! the same way.
 
 use report::{Daemon as Report, GuestCounts, HostGuest, Lender, Link, Mount, Status, Target, Times};
 use std::collections::{HashMap, VecDeque};
@@ -10,23 +10,22 @@ use std::time::Duration;
 
 /// Points of a history line: more than a wide terminal shows.
 const HISTORY_MAX: usize = 512;
-/// Daemons that are followed.
+/// Limit on the daemons that are shown.
 const DAEMONS_MAX: usize = 256;
-/// A daemon that does not answer, as while another one takes its mount over, is shown for so many
-/// looks.
+/// A daemon that does not answer, for example during a takeover, is shown for so many rounds.
 const MISSED_MAX: u32 = 5;
 
-/// What a history line shows, or a rate: None, if nothing is known.
+/// A value of a history line, or a rate. `None` if it is unknown.
 pub type Point = Option<f64>;
 
-/// A line of history.
+/// The kinds of history lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Track {
-    /// Which part of the pages asked for the pool had.
+    /// Hit ratio: the share of the requested pages that the pool had.
     HitRatio,
-    /// Pages from the pool, or of a lender, asked for, each second.
+    /// Pages from the pool, or requested from a lender, each second.
     Asked,
-    /// Pages read from the directory below, each second.
+    /// Pages read from the backing directory, each second.
     Below,
     /// Pages evicted, each second.
     Evicted,
@@ -36,20 +35,20 @@ pub enum Track {
     Lent,
     /// Memory given up, in pages each second.
     GivenUp,
-    /// What a get takes, in seconds.
+    /// Latency of a get, in seconds.
     Get,
-    /// What a read below takes, in seconds.
+    /// Latency of a read of the backing directory, in seconds.
     ReadBelow,
 }
 
 /// A daemon.
 pub struct Daemon {
-    /// Its status, as it was last told.
+    /// Its last status.
     pub status: Report,
-    /// For how many looks it has not answered.
+    /// Number of rounds in which it has not answered.
     pub missed: u32,
     socket: String,
-    /// Its status at the look before.
+    /// Its status in the previous round.
     before: Report,
     elapsed: Duration,
     history: HashMap<Track, VecDeque<Point>>,
@@ -60,12 +59,12 @@ pub struct Daemon {
 pub struct State {
     /// The daemons.
     pub daemons: Vec<Daemon>,
-    /// Whether any status was taken.
+    /// Whether any round is complete.
     pub has_looked: bool,
 }
 
 impl State {
-    /// Takes statuses, of which the last ones were taken so long ago.
+    /// Adds the statuses of a round; `elapsed` is the time since the previous one.
     pub fn take(&mut self, statuses: Vec<Status>, elapsed: Duration) {
         self.has_looked = true;
         self.daemons.iter_mut().for_each(|daemon| daemon.missed += 1);
@@ -105,7 +104,7 @@ impl Daemon {
 
     fn take(&mut self, status: Report, elapsed: Duration) {
         self.before = std::mem::replace(&mut self.status, status);
-        // While it did not answer, as many looks went by.
+        // The time since its last answer spans several rounds.
         self.elapsed = elapsed * (self.missed.max(1));
         self.missed = 0;
         let tracks: &[Track] = match self.status {
@@ -137,7 +136,7 @@ impl Daemon {
         }
     }
 
-    /// What it is called.
+    /// The name of the daemon.
     pub fn name(&self) -> String {
         match &self.status {
             Report::Mount(mount) => mount.mountpoint.clone(),
@@ -149,16 +148,16 @@ impl Daemon {
         }
     }
 
-    /// How much a number has grown each second lately.
+    /// The recent growth of a number, each second.
     pub fn rate(&self, number: impl Fn(&Report) -> Point) -> Point {
         let seconds = self.elapsed.as_secs_f64();
         let (now, before) = (number(&self.status)?, number(&self.before)?);
-        // Another daemon counts anew.
+        // A new daemon counts from 0.
         let growth = if now < before { now } else { now - before };
         (seconds > 0.0).then_some(growth / seconds)
     }
 
-    /// What something took lately, on average, in seconds.
+    /// The recent average of a time, in seconds.
     fn mean(&self, times: impl Fn(&Mount) -> &Times) -> Point {
         let sum = |status: &Report| {
             let times = times(as_mount(status)?);
@@ -229,7 +228,7 @@ impl Daemon {
         }
     }
 
-    /// A line of its history, oldest first; empty: it has none.
+    /// A history line, oldest value first; empty if there is none.
     pub fn history(&self, track: Track) -> impl DoubleEndedIterator<Item = Point> + '_ {
         self.history.get(&track).into_iter().flatten().copied()
     }
@@ -244,12 +243,12 @@ fn sum_of(counts: &[u64]) -> u64 {
     counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
 }
 
-/// The bytes of these pages.
+/// Converts pages to bytes.
 pub fn page_bytes(pages: u64) -> f64 {
     pages as f64 * page::PAGE_SIZE as f64
 }
 
-/// Pages that a mount had from lenders, or need not have because it knows them.
+/// Pages that a mount got from lenders, or answered from its own knowledge.
 fn from_pool(mount: &Mount) -> u64 {
     let from = &mount.borrower;
     let pages = [from.lender_pages, from.buffer_pages, from.zero_pages, from.demoted_pages];

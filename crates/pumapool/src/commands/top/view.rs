@@ -1,5 +1,5 @@
-//! What `top` shows, on a terminal of whatever size: the list of daemons, and of the chosen one its
-//! history lines and its words ([`super::details`]).
+//! Draws the screen of `top`, for a terminal of any size: the list of daemons, and the history
+//! lines and text of the selected one ([`super::details`]).
 
 use crate::commands::{
     top::details::{Details, FAINT, HEAD, Mood, details, lending},
@@ -14,18 +14,18 @@ use ratatui::widgets::{Block, Borders, Clear, Paragraph, Sparkline};
 use report::{Daemon as Report, LinkState, Mount};
 use std::time::Duration;
 
-/// What is chosen on the screen.
+/// The user's choices.
 #[derive(Default)]
 pub struct Screen {
-    /// Which daemon, as a place in the list.
+    /// The selected daemon, as an index of the list.
     pub selected: usize,
-    /// Time between two looks.
+    /// Time between two updates.
     pub interval: Duration,
-    /// No looks are taken.
+    /// Whether updates are paused.
     pub is_paused: bool,
-    /// The help is shown.
+    /// Whether the help is shown.
     pub shows_help: bool,
-    /// Only the daemons of an ordinary user are seen.
+    /// Whether the user is not root, and sees only their own daemons.
     pub is_user: bool,
 }
 
@@ -40,7 +40,7 @@ const TRACK_NUMBER: usize = 10;
 /// Lines of the screen that a history line may take.
 const TALL_MAX: usize = 3;
 
-/// Draws all of it.
+/// Draws the whole screen.
 pub fn draw(frame: &mut Frame<'_>, state: &State, screen: &Screen) {
     let area = frame.area();
     let [top, rest, bottom] =
@@ -51,7 +51,7 @@ pub fn draw(frame: &mut Frame<'_>, state: &State, screen: &Screen) {
         frame.render_widget(Paragraph::new(nobody(state, screen)), rest);
         return;
     };
-    // The list may have a third of the screen, or what the chosen one leaves.
+    // The list gets a third of the screen, or the lines that the details leave free.
     let details = details(chosen);
     let wanted = details.tracks.len() + details.lines.len() + 1;
     let listed = usize::from(rest.height).saturating_sub(wanted + 1).max(usize::from(rest.height) / 3);
@@ -112,7 +112,7 @@ fn nobody(state: &State, screen: &Screen) -> Vec<Line<'static>> {
     lines
 }
 
-/// Columns of the list behind the name: heading, and what is in it.
+/// Columns of the list after the name: heading and content.
 type Column = (&'static str, fn(&Daemon) -> String);
 const COLUMNS: [Column; 4] = [
     ("HIT", |daemon| percent(daemon.last(Track::HitRatio))),
@@ -146,14 +146,14 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, state: &State, screen: &Screen) 
         let numbers = columns.iter().map(|(_, of)| of(daemon)).collect();
         let (how, mood) = standing(daemon);
         let row = row(word(daemon), &daemon.name(), numbers);
-        // The whole line shows which is chosen.
+        // The whole line of the selected daemon is highlighted.
         let line = Line::from(vec![Span::raw(row), Span::styled(format!("{how:<width$}"), mood.style())]);
         lines.push(if at == chosen { line.style(CHOSEN) } else { line });
     }
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// What it is called in the list.
+/// The name of a daemon in the list.
 fn word(daemon: &Daemon) -> &'static str {
     match &daemon.status {
         Report::Join(_) => "node",
@@ -162,7 +162,7 @@ fn word(daemon: &Daemon) -> &'static str {
     }
 }
 
-/// How a daemon stands, in two words.
+/// The state of a daemon, in two words.
 fn standing(daemon: &Daemon) -> (String, Mood) {
     if daemon.missed > 0 {
         return ("no answer".to_owned(), Mood::Bad);
@@ -204,10 +204,10 @@ fn draw_details(frame: &mut Frame<'_>, area: Rect, daemon: &Daemon, details: &De
         .title(Span::styled(format!(" {} ", details.title), HEAD));
     let inner = block.inner(area);
     frame.render_widget(block, area);
-    // With too little room, half of it is for what is said in words.
+    // If there is too little room, half of it is for the text.
     let height = usize::from(inner.height);
     let tracks = details.tracks.len().min(height.saturating_sub(details.lines.len()).max(height / 2));
-    // Where there is room, lines are taller.
+    // If there is more room, history lines are taller.
     let tall = (height.saturating_sub(details.lines.len()) / tracks.max(1)).clamp(1, TALL_MAX);
     let [graphs, words] =
         Layout::vertical([Constraint::Length((tracks * tall) as u16), Constraint::Fill(1)]).areas(inner);
