@@ -1,6 +1,6 @@
-//! The file system: the structure that all operations work on. `ops/` has the operations.
+//! The file system: the structure that all operations use. `ops/` has the operations.
 //!
-//! All of it works on descriptors below SOURCE, never on paths through the mount.
+//! Operations use descriptors within SOURCE, never paths through the mount.
 
 use crate::backing::crossing::Crossing;
 use crate::backing::ledger::Ledger;
@@ -45,27 +45,27 @@ pub(crate) struct Passthrough {
     pub(crate) inodes: Inodes,
     /// The files and directories that are open.
     pub(crate) handles: Handles,
-    /// Tasks that came by a stale name, and were told to look it up again.
+    /// Tasks that used a stale name, and got ESTALE so that they look it up again.
     pub(crate) sent_back: SentBack,
-    /// The search for files that were deleted beside the mount.
+    /// The search for files that were deleted externally.
     pub(crate) sweep: Sweep,
 
     // kernel/
-    /// What the kernel is to drop.
+    /// Invalidations that the kernel still has to apply.
     pub(crate) invalidations: Invalidations,
     /// External changes.
     pub(crate) beside: Beside,
     /// Passes files through to the kernel.
     pub(crate) connection: Arc<Connection>,
-    /// For how long the kernel believes attributes.
+    /// How long the kernel may cache attributes.
     pub(crate) attr_timeout: Duration,
-    /// For how long it believes those of files whose external changes are told to us.
+    /// How long it may cache attributes of files whose external changes fanotify reports.
     pub(crate) told_attr_timeout: Duration,
-    /// For how long it believes names.
+    /// How long it may cache names.
     pub(crate) entry_timeout: Duration,
     /// Whether the kernel checks access control lists (FUSE_POSIX_ACL).
     pub(crate) checks_lists: bool,
-    /// Our own device number: what is found below must never be ourselves again.
+    /// The mount's own device number: a lookup in SOURCE must never lead back into the mount.
     pub(crate) own_device: u64,
 
     // backing/
@@ -73,28 +73,28 @@ pub(crate) struct Passthrough {
     pub(crate) source: OwnedFd,
     /// The file systems that are mounted in it.
     pub(crate) crossing: Crossing,
-    /// Which written pages are to be dropped from its page cache.
+    /// Written pages that are to be dropped from the page cache of the backing files.
     pub(crate) ledger: Ledger,
 
     // takeover/
-    /// What is written down for a successor.
+    /// The state that is recorded for a successor.
     pub(crate) keep: Arc<Keep>,
     /// Requests that the kernel sends again.
     pub(crate) resent: Resent,
 
     // ops/
-    /// Tasks that look at what they list.
+    /// Tasks that use the attributes of the entries that they list.
     pub(crate) lookers: Lookers,
-    /// As whom the workers may act.
+    /// The users as which workers may act.
     pub(crate) privilege: Privilege,
     /// Whether the kernel caches writes.
     pub(crate) write_mode: WriteMode,
 
     // lifecycle/
-    /// What was done so far.
+    /// Counters of the work done so far.
     pub(crate) counters: Counters,
 
-    /// Lends the pages, and gets them back.
+    /// Stores pages at lenders, and gets them back.
     pub(crate) borrower: Arc<Borrower>,
 }
 
@@ -124,12 +124,12 @@ impl fuse::Filesystem for Passthrough {
 }
 
 impl Passthrough {
-    /// A request was answered, or the kernel did not take the answer.
+    /// Records that a request was answered, or that the kernel refused the answer.
     pub(crate) fn answered(&self, opcode: u32, sent: Result<(), Errno>) {
         self.keep.memory.served();
         if let Err(errno) = sent {
-            // It gave the request up, or the mount is gone.
-            tracing::debug!(opcode = abi::opcode::name(opcode), %errno, "an answer was not taken");
+            // The kernel has given up the request, or the mount is gone.
+            tracing::debug!(opcode = abi::opcode::name(opcode), %errno, "the kernel refused an answer");
         }
     }
 }

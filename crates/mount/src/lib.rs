@@ -1,46 +1,46 @@
-//! The file system of a borrower: a directory (SOURCE), passed through in full, mounted beside or
-//! over itself, so that misses of the page cache arrive here as READs and can be answered from
-//! lenders.
+//! The file system of a borrower: passes through a directory (SOURCE), mounted over itself or
+//! elsewhere. Page-cache misses arrive here as READs, and can be answered from lenders.
 //!
 //! Promises:
-//! - A read through the mount returns what a read of the directory below would return at that
-//!   moment; every change that goes through the mount is announced to the borrower before it is
-//!   applied and before it is answered.
-//! - Errors of the file system below reach the caller as they are.
-//! - Nothing resolves a path through the mount itself: SOURCE is opened before mounting and all
-//!   else is relative to it.
-//! - Memory is bounded: by what the kernel remembers (inodes, open files), and by named limits for
-//!   the rest.
+//! - A read through the mount returns the bytes that a read of the backing file would return at
+//!   that moment. Every change through the mount is announced to the borrower before it is applied
+//!   and before it is answered.
+//! - Errors of the backing file system reach the caller unchanged.
+//! - Nothing resolves a path through the mount itself. SOURCE is opened before mounting, and
+//!   everything else is relative to it.
+//! - Memory is bounded by the kernel's inodes and open files, and by named limits for everything
+//!   else.
 //!
-//! What must never happen in it: waiting without a limit for the kernel to drop pages while a
-//! request is being handled; a READ that waits for anything but the backing file system and the
-//! changes that it is making (rule R10 of docs/design/consistency.md); allocation without bound,
-//! for this daemon serves the kernel's writeback.
+//! This crate must never wait without a limit for the kernel to drop pages while it handles a
+//! request. A READ must never wait for anything but the backing file system and changes in progress
+//! (rule R10 of docs/design/consistency.md). Allocations must be bounded, because this daemon
+//! serves the kernel's writeback.
 //!
-//! The mount can outlive its daemon: what a successor needs is written down as it arises, and
-//! descriptors are held by a keeper. Requests that the kernel sends again then are done once.
+//! The mount can outlive its daemon. The daemon continuously records the state that a successor
+//! needs, and a supervisor holds the descriptors. Requests that the kernel then sends again are
+//! executed once.
 //!
 //! The folders, each of which lists its files in its `mod.rs`:
-//! - `ops/`: the operations that the kernel asks for
-//! - `inode/`: the inodes and open files that it knows
-//! - `kernel/`: what it caches of them, and must drop
-//! - `backing/`: the directory below, and its file systems
-//! - `takeover/`: what a successor of this daemon needs, and how it goes on
+//! - `ops/`: the operations that the kernel requests
+//! - `inode/`: the inodes and open files that the kernel knows
+//! - `kernel/`: the kernel's caches of them, and dropping these
+//! - `backing/`: the backing directory, and its file systems
+//! - `takeover/`: the state that a successor of this daemon needs, and how it resumes
 //! - `lifecycle/`: the mount from its start to its end
 //!
 //! The structure that they share is in `filesystem.rs`. All of them use `system.rs`, the system
 //! calls that `rustix` lacks.
 //!
-//! Locks (record and flock) are left to the kernel: POSIX_LOCKS and FLOCK_LOCKS are not negotiated,
-//! so they work among all users of this mount, but not against processes that lock the directory
-//! below beside it.
+//! The kernel handles locks (record locks and flock): POSIX_LOCKS and FLOCK_LOCKS are not
+//! negotiated. So locks work among all users of this mount, but not against processes that lock the
+//! backing file directly.
 //!
 //! The mount gives no file handles, so it cannot be exported over NFS (NO_EXPORT_SUPPORT, Linux
-//! 6.9). FUSE makes a handle of the node id, which means nothing once the kernel has forgotten the
-//! inode: such a handle would be stale as soon as caches are dropped.
+//! 6.9). FUSE makes a handle of the node id, which is meaningless once the kernel has forgotten the
+//! inode. Such a handle would become stale as soon as caches are dropped.
 //!
-//! As root the mount is for everybody, with the kernel checking permissions; as an ordinary user it
-//! is that user's alone.
+//! A mount made by root serves all users, and the kernel checks permissions. A mount made by an
+//! ordinary user serves only that user.
 
 mod backing;
 mod filesystem;
@@ -51,7 +51,8 @@ mod ops;
 mod system;
 mod takeover;
 
-/// What a keeper uses: the state memory of a mount, and the descriptors that outlive a daemon.
+/// Items for the supervisor: the state memory of a mount, and the descriptors that outlive a
+/// daemon.
 pub mod handover {
     pub use crate::takeover::{about, channel, given, layout};
 }

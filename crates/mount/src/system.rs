@@ -1,5 +1,4 @@
-//! System calls that the `rustix` crate does not wrap, and the one way to name an open file by
-//! path.
+//! System calls that the `rustix` crate does not wrap, and paths that name open files.
 
 use fuse::Errno;
 use parking_lot::Mutex;
@@ -11,7 +10,7 @@ use std::ffi::CStr;
 use std::io::Write;
 use std::sync::OnceLock;
 
-/// Bytes of a file handle at most (the kernel's MAX_HANDLE_SZ).
+/// Largest size of a file handle in bytes (the kernel's MAX_HANDLE_SZ).
 const HANDLE_BYTES_MAX: usize = 128;
 
 fn check(result: libc::c_long) -> Result<libc::c_long, Errno> {
@@ -32,9 +31,9 @@ thread_local! {
     static STANDS_AMONG_DESCRIPTORS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes `/proc/self/fd` the working directory of this thread alone, so that [`ProcPath`] still
-/// works on it when somebody mounts something else over `/proc`. The directory is opened once for
-/// all threads.
+/// Makes `/proc/self/fd` the working directory of this thread alone. So [`ProcPath`] still works in
+/// this thread after something else was mounted over `/proc`. The directory is opened once for all
+/// threads.
 pub(crate) fn stand_among_descriptors() -> Result<(), Errno> {
     static DESCRIPTORS: OnceLock<OwnedFd> = OnceLock::new();
     if DESCRIPTORS.get().is_none() {
@@ -47,9 +46,9 @@ pub(crate) fn stand_among_descriptors() -> Result<(), Errno> {
     Ok(())
 }
 
-/// `/proc/self/fd/N`: a path that leads to exactly what a descriptor is open on, also for O_PATH
-/// descriptors, symbolic links and deleted files. It is for the thread that made it: one that
-/// stands among its descriptors has `N` alone.
+/// `/proc/self/fd/N`: a path to the open file of a descriptor, also for O_PATH descriptors,
+/// symbolic links and deleted files. Only the thread that made the path may use it, because the
+/// path is relative (`N` alone) after [`stand_among_descriptors`].
 pub(crate) struct ProcPath {
     bytes: [u8; 32],
 }
@@ -68,7 +67,7 @@ impl ProcPath {
     }
 }
 
-/// A file's handle: names it for as long as it exists, without keeping it open.
+/// A file handle: names a file for as long as the file exists, without keeping it open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileHandle {
     kind: i32,
@@ -83,7 +82,7 @@ struct RawHandle {
 }
 
 impl FileHandle {
-    /// The handle of what `fd` is open on, and the id of the mount it was reached through.
+    /// The handle of the file that `fd` is open on, and the id of its mount.
     pub(crate) fn of(fd: impl AsFd) -> Result<(FileHandle, i32), Errno> {
         let mut raw = RawHandle { len: HANDLE_BYTES_MAX as u32, kind: 0, bytes: [0; HANDLE_BYTES_MAX] };
         let mut mount = 0i32;
@@ -103,7 +102,7 @@ impl FileHandle {
         Ok((FileHandle { kind: raw.kind, bytes: raw.bytes[..len].into() }, mount))
     }
 
-    /// Opens the file with O_PATH. `mount` is any descriptor (not O_PATH) on its mount. Takes
+    /// Opens the file with O_PATH. `mount` is any descriptor (not O_PATH) on its mount. Needs
     /// CAP_DAC_READ_SEARCH.
     pub(crate) fn open(&self, mount: impl AsFd) -> Result<OwnedFd, Errno> {
         let mut raw = RawHandle { len: self.bytes.len() as u32, kind: self.kind, bytes: [0; HANDLE_BYTES_MAX] };
@@ -121,12 +120,12 @@ impl FileHandle {
         Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
     }
 
-    /// A handle that was written down.
+    /// Restores a handle that was recorded by its parts.
     pub(crate) fn from_parts(kind: i32, bytes: &[u8]) -> FileHandle {
         FileHandle { kind, bytes: bytes[..bytes.len().min(HANDLE_BYTES_MAX)].into() }
     }
 
-    /// To be written down.
+    /// The parts of the handle, to be recorded.
     pub(crate) fn parts(&self) -> (i32, &[u8]) {
         (self.kind, &self.bytes)
     }
@@ -136,7 +135,7 @@ impl FileHandle {
         FileHandle::hash_of(self.kind, &self.bytes)
     }
 
-    /// 64 bits that differ between handles, of a handle in parts.
+    /// The same hash as [`FileHandle::hash`], of a handle in parts.
     pub(crate) fn hash_of(kind: i32, bytes: &[u8]) -> u64 {
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
         for byte in kind.to_ne_bytes().iter().chain(bytes) {
@@ -146,14 +145,14 @@ impl FileHandle {
     }
 }
 
-/// What fanotify(7) tells, in a queue.
+/// A queue of fanotify(7) events.
 pub(crate) struct Fanotify {
     queue: OwnedFd,
 }
 
 impl Fanotify {
-    /// Events name files by their handles, and the threads that have caused them. Takes
-    /// CAP_SYS_ADMIN.
+    /// Creates a queue whose events name files by their handles, and the threads that caused them.
+    /// Needs CAP_SYS_ADMIN.
     pub(crate) fn new() -> Result<Fanotify, Errno> {
         let kind = libc::FAN_CLASS_NOTIF | libc::FAN_REPORT_FID | libc::FAN_REPORT_TID | libc::FAN_UNLIMITED_MARKS;
         let flags = kind | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK;
@@ -163,12 +162,12 @@ impl Fanotify {
         Ok(Fanotify { queue: unsafe { OwnedFd::from_raw_fd(fd as i32) } })
     }
 
-    /// Has these events told of an inode.
+    /// Requests these events for an inode.
     pub(crate) fn mark(&self, path: &CStr, events: u64) -> Result<(), Errno> {
         self.change(libc::FAN_MARK_ADD, path, events)
     }
 
-    /// No longer.
+    /// Ends these events for an inode.
     pub(crate) fn unmark(&self, path: &CStr, events: u64) -> Result<(), Errno> {
         self.change(libc::FAN_MARK_REMOVE, path, events)
     }
@@ -180,33 +179,33 @@ impl Fanotify {
     }
 }
 
-/// Whether a file is open for writing, by anybody, or mapped so. True if it cannot be known.
+/// Whether any process has a file open or mapped for writing. Returns true if this is unknown.
 pub(crate) fn is_open_for_writing(path: &CStr) -> bool {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     !rustix::fs::open(path, flags, Mode::empty()).is_ok_and(|file| nobody_else_writes(&file))
 }
 
-/// Whether nobody else has a file open for writing, or mapped so. False also if it cannot be known.
-/// `fd` is open for reading only.
+/// Whether no other descriptor or mapping of a file is for writing. Returns false if this is
+/// unknown. `fd` is open for reading only.
 pub(crate) fn nobody_else_writes(fd: impl AsFd) -> bool {
     is_leased(fd.as_fd(), libc::F_RDLCK)
 }
 
-/// Whether nobody else has a file open at all, or mapped. False also if it cannot be known.
+/// Whether a file has no other descriptor and no mapping. Returns false if this is unknown.
 pub(crate) fn nobody_else_has_open(fd: impl AsFd) -> bool {
     is_leased(fd.as_fd(), libc::F_WRLCK)
 }
 
-/// Held for as long as this process has a lease of its own.
+/// Locked while this process has a lease of its own.
 static OWN_LEASE: Mutex<()> = Mutex::new(());
 
-/// Opens a file without waiting for the lease of another process, which is EAGAIN; the holder is
-/// told. What is opened is as it would be without that.
+/// Opens a file without waiting for a lease of another process. If there is one, the kernel
+/// notifies its holder, and the result is EAGAIN. The descriptor is in blocking mode.
 pub(crate) fn open_at_once(path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     let open = || rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty());
     let fd = match open() {
         Err(Errno::AGAIN) => {
-            // It may have been one of ours, of some microseconds.
+            // It may have been a lease of this process, which lasts some microseconds.
             let _no_lease = OWN_LEASE.lock();
             open()
         }
@@ -216,12 +215,13 @@ pub(crate) fn open_at_once(path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno>
     Ok(fd)
 }
 
-/// Whether a lease is given, which it is only to who is alone (fs/locks.c, check_conflicting_open).
-/// It is given back at once, so that who opens the file meanwhile waits some microseconds.
+/// Whether the kernel grants a lease, which it does only if there is no conflicting open
+/// (fs/locks.c, check_conflicting_open). The lease is returned at once, so a process that opens the
+/// file meanwhile waits some microseconds.
 fn is_leased(file: BorrowedFd<'_>, kind: libc::c_int) -> bool {
-    // The signal that tells of somebody who waits: one that is ignored.
+    // The signal for a process that waits for the lease: one that is ignored.
     const F_SETSIG: libc::c_int = 10;
-    // Others' files are leased with CAP_LEASE only.
+    // A lease on another user's file needs CAP_LEASE.
     let Ok(owner) = rustix::fs::fstat(file).map(|now| now.st_uid) else { return false };
     let own = rustix::process::geteuid().as_raw();
     let _lease = OWN_LEASE.lock();
@@ -247,16 +247,16 @@ impl AsFd for Fanotify {
     }
 }
 
-/// What the page cache has of a range of a file, in pages.
+/// Pages of a range of a file that the page cache holds.
 pub(crate) struct Cached {
     pub pages: u64,
-    /// Of these, to be written.
+    /// Number of these pages that are dirty.
     #[cfg(test)]
     pub dirty_pages: u64,
 }
 
-/// Asks what the page cache has of bytes `start..end` of a file. Linux tells it since 6.5, and only
-/// those who may write the file.
+/// Counts the pages that the page cache holds of bytes `start..end` of a file. Needs Linux 6.5, and
+/// the right to write the file.
 pub(crate) fn cached(fd: impl AsFd, start: u64, end: u64) -> Result<Cached, Errno> {
     const CACHESTAT: i64 = 451;
     let (range, mut found) = ([start, end - start], [0u64; 5]);
@@ -270,14 +270,14 @@ pub(crate) fn cached(fd: impl AsFd, start: u64, end: u64) -> Result<Cached, Errn
     })
 }
 
-/// A write beyond RLIMIT_FSIZE fails, and does not kill.
+/// Makes a write beyond RLIMIT_FSIZE fail instead of killing the process.
 pub(crate) fn survive_file_size_limit() {
     // SAFETY: a signal that is ignored runs nothing.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Sets `NOSUID`, `NODEV` and `NOEXEC`, as far as they are in `flags`, of the mount that `fd` is
-/// open on the root of. Takes CAP_SYS_ADMIN.
+/// Sets those of `NOSUID`, `NODEV` and `NOEXEC` that are in `flags` at a mount. `fd` is open on the
+/// root of the mount. Needs CAP_SYS_ADMIN.
 pub(crate) fn forbid_at_mount(fd: impl AsFd, flags: MountFlags) -> Result<(), Errno> {
     let attributes = [
         (MountFlags::NOSUID, libc::MOUNT_ATTR_NOSUID),
@@ -302,21 +302,21 @@ pub(crate) fn forbid_at_mount(fd: impl AsFd, flags: MountFlags) -> Result<(), Er
     .map(|_| ())
 }
 
-/// Tells the kernel that this thread (and those it starts) serves writeback, so that its
-/// allocations do not wait for it. Takes CAP_SYS_RESOURCE.
+/// Tells the kernel that this thread, and each thread that it starts, serves writeback. Then its
+/// allocations do not wait for writeback. Needs CAP_SYS_RESOURCE.
 pub(crate) fn set_io_flusher() -> Result<(), Errno> {
     const PR_SET_IO_FLUSHER: i32 = 57;
     // SAFETY: no memory is passed.
     check(unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) }.into()).map(|_| ())
 }
 
-/// The number by which the kernel knows this thread.
+/// The kernel's id of this thread.
 pub(crate) fn thread_id() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-/// Has SIGUSR1 do nothing but interrupt what a thread waits for. (A handler with SA_RESTART, as
-/// crates install them, would not.)
+/// Makes SIGUSR1 only interrupt blocking system calls. (A handler with SA_RESTART, as crates
+/// install it, would not.)
 pub(crate) fn make_usr1_interrupt() -> Result<(), Errno> {
     extern "C" fn nothing(_: libc::c_int) {}
     // SAFETY: an all-zero sigaction is a valid one; the handler does nothing, hence nothing that a
@@ -384,12 +384,11 @@ pub(crate) fn ioctl_on_bytes(fd: BorrowedFd<'_>, request: u32, data: &mut [u8; 6
     check(result.into()).map(|value| value as i32)
 }
 
-/// Makes `len_bytes` of a file, from `to_start`, share the blocks of another one, from
+/// Makes `len_bytes` of a file, from `to_start`, share the blocks of another file, from
 /// `from_start`.
 ///
 /// # Errors
-/// EOPNOTSUPP where the file system cannot share blocks; EINVAL where the bytes are not whole
-/// blocks.
+/// EOPNOTSUPP if the file system cannot share blocks; EINVAL if the bytes are not whole blocks.
 pub(crate) fn share_blocks(
     from: impl AsFd,
     from_start: u64,
@@ -437,7 +436,7 @@ mod tests {
         assert!(is_open_for_writing(&name));
         drop(writer);
         assert!(!is_open_for_writing(&name));
-        // Nothing of it is left: it can be opened at once.
+        // No lease is left: the file can be opened at once.
         assert!(rustix::fs::open(&*name, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()).is_ok());
         assert!(is_open_for_writing(c"/nowhere"));
         if rustix::process::geteuid().is_root() {

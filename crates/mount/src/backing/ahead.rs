@@ -1,34 +1,35 @@
-//! Reading ahead below, where a stream arrives in pieces.
+//! Read-ahead in the backing file, for streams that arrive in pieces.
 //!
-//! Of a window that the kernel reads ahead it asks for what it has not (mm/readahead.c). Where
-//! pages of the window are cached already, as those that somebody has read at random, that is a
-//! READ for each piece between them. A disk or a volume with so many requests a second takes longer
-//! for ten of 40 KiB than for one of 512. So where a stream was asked for in pieces, and a good
-//! part of it was asked for, what comes next is read all at once, into the page cache below: the
-//! pieces find it there, and it is dropped when the stream has gone on.
+//! Of a read-ahead window the kernel requests only the pages that it does not cache
+//! (mm/readahead.c). If random reads have cached some pages of the window, each piece between them
+//! becomes a READ of its own. A disk or a volume that is limited in requests needs more time for
+//! ten reads of 40 KiB than for one of 512 KiB. So if a stream arrived in pieces, and most of the
+//! last window was requested, the next window is read at once into the page cache of the backing
+//! file. The READs find their pieces there, and the window is dropped after the stream has passed
+//! it.
 //!
-//! Nothing is kept here that could be older than the file: what was read ahead is the file system's
-//! own page cache.
+//! The bytes are only in the backing file system's own page cache, so they are never older than the
+//! file.
 
 use std::mem::take;
 use std::ops::Range;
 
-/// What is read at once, and may lie in the page cache below for each open file; up to twice of it
-/// where the stream has stepped over what is cached.
+/// Size of a window that is read at once. So much of each open file may be in the page cache of the
+/// backing file; up to twice as much if the stream has skipped cached pages.
 const WINDOW_BYTES: u64 = 512 << 10;
 
-/// A READ of more than that is no piece: it is worth a request of its own.
+/// A larger READ is not a piece: it is worth a request of its own.
 const PIECE_BYTES_MAX: u64 = WINDOW_BYTES / 4;
 
-/// What was asked for of a window, at the least, for the next one to be read whole: one part in
-/// that many, in so many pieces. The rest is read in vain.
+/// The next window is read whole if at least this fraction (one part in so many) of the last one
+/// was requested, in at least so many pieces. The rest is read in vain.
 const ASKED_PART: u64 = 3;
 const PIECES_MIN: u32 = 4;
 
-/// READs elsewhere in a row, after which the stream has ended.
+/// Number of consecutive READs elsewhere after which the stream counts as ended.
 const ELSEWHERE_MAX: u32 = 64;
 
-/// How a stream of one open file goes on.
+/// State of the stream of one open file.
 #[derive(Default)]
 pub(crate) struct Ahead {
     window: Range<u64>,
@@ -38,22 +39,23 @@ pub(crate) struct Ahead {
     elsewhere: u32,
 }
 
-/// What is to be done before a READ, in bytes of the file.
+/// Actions before a READ, as ranges of bytes of the file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// Dropped from the page cache below.
+    /// Range to drop from the page cache of the backing file.
     pub drop: Option<Range<u64>>,
-    /// Read into it.
+    /// Range to read into the page cache of the backing file.
     pub fetch: Option<Range<u64>>,
 }
 
 impl Ahead {
-    /// So much is about to be read below.
+    /// Records that a READ of `len` bytes at `offset` is about to be read from the backing file.
+    /// Returns the actions to take first.
     pub(crate) fn goes_on(&mut self, offset: u64, len: u64) -> Step {
         if len > PIECE_BYTES_MAX {
             return Step::default();
         }
-        // Several are under way, and overtake each other; and what is cached is stepped over.
+        // Several READs are in progress and overtake each other, and the stream skips cached pages.
         let Range { start, end } = self.window;
         let is_near = (start.saturating_sub(WINDOW_BYTES)..end.saturating_add(WINDOW_BYTES)).contains(&offset);
         if is_near && offset < end {
@@ -68,14 +70,14 @@ impl Ahead {
         }
         let is_in_pieces = self.asked_bytes >= (end - start) / ASKED_PART && self.pieces >= PIECES_MIN;
         let before = take(self);
-        // Pieces before this one may be on their way still.
+        // Earlier pieces may still arrive.
         self.window = if is_near { end } else { offset }..offset.saturating_add(WINDOW_BYTES);
         (self.asked_bytes, self.pieces) = (len, 1);
         self.is_fetched = is_near && is_in_pieces;
         Step { drop: before.fetched(), fetch: self.fetched() }
     }
 
-    /// What is still in the page cache below.
+    /// The range that is still in the page cache of the backing file.
     pub(crate) fn fetched(&self) -> Option<Range<u64>> {
         self.is_fetched.then(|| self.window.clone())
     }
@@ -114,7 +116,7 @@ mod tests {
         let large_pages = PIECE_BYTES_MAX / PAGE_BYTES + 1;
         assert_eq!(read(&mut ahead, 0..8 * WINDOW_BYTES, large_pages, 0), (0, 0));
         assert_eq!(read(&mut ahead, 0..8 * WINDOW_BYTES, 1, 7), (0, 0));
-        // Once little is asked for, it ends, and nothing is left.
+        // If little is requested, read-ahead ends and leaves nothing cached.
         let mut ahead = Ahead::default();
         read(&mut ahead, 0..WINDOW_BYTES, 7, 1);
         assert_eq!(read(&mut ahead, WINDOW_BYTES..4 * WINDOW_BYTES, 1, 7), (WINDOW_BYTES, WINDOW_BYTES));

@@ -1,27 +1,27 @@
-//! File systems that are mounted below SOURCE: whether the mount leads into them, and what each of
-//! them forbids.
+//! File systems that are mounted within SOURCE: whether lookups cross into them, and the
+//! restrictions of each.
 //!
 //! By default no lookup crosses into another mount, not even into a bind mount of SOURCE's own file
-//! system: the kernel refuses to open it (openat2(2), RESOLVE_NO_XDEV), and such a mount point
-//! appears as a closed directory or file (`ops/closed.rs`). So nothing in it is held open, and no
-//! request is ever sent to a file system that waits for us.
+//! system. The kernel refuses to open it (openat2(2), RESOLVE_NO_XDEV), and such a mount point
+//! appears as a closed directory or file (`ops/closed.rs`). So the daemon holds nothing open in it,
+//! and never sends a request to a file system that waits for this daemon.
 //!
 //! With [`crate::Config::cross_mounts`] lookups cross, except into
 //! - file systems that check the credentials of the process that opens a file
-//!   ([`KERNEL_INTERFACES`]): that would be the daemon's;
-//! - FUSE mounts of other users, whose servers may hang or forge what they show, and mounts of
+//!   ([`KERNEL_INTERFACES`]), because these would be the daemon's credentials;
+//! - FUSE mounts of other users, whose servers may hang or forge their answers, and mounts of
 //!   pumapool, which may lead back here;
-//! - a second mount of a file system that is known already by a mount with other flags: a node has
-//!   one way to it only.
+//! - a second mount of a file system that is already known by a mount with other flags, because a
+//!   node is reached through one mount only.
 //!
-//! "Read-only" and "no access times" are honoured because files are opened through the mount that
-//! they were found in. The kernel applies `nosuid`, `nodev` and `noexec` at the end of a path only,
-//! which is our own mount. So what SOURCE's mount forbids is forbidden at our mount point, too, and
-//! what a mount below it forbids is taken out of the attributes of its files ([`Forbids`]). A
-//! change of these flags is followed: the kernel reports it (`MountTable`).
+//! "Read-only" and "no access times" are honoured because files are opened through the mount in
+//! which they were found. The kernel applies `nosuid`, `nodev` and `noexec` only at the end of a
+//! path, which is Puma's own mount. So restrictions of SOURCE's mount are set at Puma's mount
+//! point, too, and those of a mount within SOURCE are applied to the attributes of its files
+//! ([`Forbids`]). The kernel reports changes of these flags, and they are followed (`MountTable`).
 //!
-//! What must never happen in it: a node of a mount whose flags are not known; a request to a file
-//! system that is not to be crossed.
+//! There must never be a node of a mount whose flags are unknown, or a request to a file system
+//! that must not be crossed into.
 
 use crate::backing::device::Devices;
 use crate::filesystem::Passthrough;
@@ -41,8 +41,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// File systems that are the kernel's interfaces rather than files (linux/magic.h): they act with,
-/// or check, the credentials of the process that opens a file.
+/// File systems that are interfaces of the kernel (linux/magic.h). They use or check the
+/// credentials of the process that opens a file.
 const KERNEL_INTERFACES: [u32; 26] = [
     0x9fa0,      // proc
     0x6265_6572, // sysfs
@@ -71,17 +71,16 @@ const KERNEL_INTERFACES: [u32; 26] = [
     0xabba_1974, // xenfs
     0x23c9_b64e, // spufs
 ];
-/// The type of a file system that has something mounted when it is used (linux/magic.h).
+/// The type of the file system that mounts others on demand (linux/magic.h).
 pub(crate) const AUTOFS: u32 = 0x0187;
-/// Our own mounts' type.
+/// The type of Puma's own mounts.
 const OWN_KIND: &str = "fuse.pumapool";
-/// How often a line of the log says that something was not crossed: users can cause it as often as
-/// they like.
+/// Shortest time between two log lines about mount points that were not crossed. Users can cause
+/// any number of these events.
 const TELL_PERIOD: Duration = Duration::from_secs(60);
-/// How long the thread waits between two looks at the table of mounts, which may be long and change
-/// often.
+/// Time between two reads of the mount table, which may be long and change often.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
-/// The flags that the kernel applies at our own mount point only.
+/// The flags that the kernel applies only at Puma's own mount point.
 const OWN_FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
 /// The type of the file system that a descriptor is open in (linux/magic.h).
@@ -94,7 +93,7 @@ fn mount_id(fd: impl AsFd) -> Result<u64, Errno> {
     Ok(statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID)?.stx_mnt_id)
 }
 
-/// What a mount below SOURCE forbids, to be taken out of what is told of its files.
+/// Restrictions of a mount within SOURCE, which are applied to the attributes of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Forbids(u8);
 
@@ -120,7 +119,7 @@ impl Forbids {
         self.0
     }
 
-    /// Whether set-user-ID bits and file capabilities count for nothing.
+    /// Whether set-user-ID bits and file capabilities have no effect.
     pub(crate) fn suid(self) -> bool {
         self.0 & Forbids::SUID != 0
     }
@@ -130,8 +129,8 @@ impl Forbids {
         self.0 & Forbids::DEV != 0
     }
 
-    /// What is shown of the attributes of a file: a regular file without the bits that are
-    /// forbidden, a device node without its number, so that it cannot be opened (ENXIO).
+    /// The attributes of a file as the mount shows them: a regular file without the forbidden bits,
+    /// and a device node without its number, so that it cannot be opened (ENXIO).
     pub(crate) fn shown(self, mut now: Statx) -> Statx {
         const FORMAT: u16 = 0o170_000;
         if self.0 == 0 {
@@ -149,7 +148,7 @@ impl Forbids {
     }
 }
 
-/// A mount below SOURCE that was met.
+/// A mount within SOURCE that a lookup has found.
 #[derive(Clone, Copy)]
 struct Met {
     device: u64,
@@ -157,11 +156,12 @@ struct Met {
     is_crossed: bool,
 }
 
-/// The mounts below SOURCE, with [`crate::Config::cross_mounts`].
+/// The mounts within SOURCE, with [`crate::Config::cross_mounts`].
 struct Mounts {
     table: MountTable,
     entries: HashMap<u64, MountEntry>,
-    /// By id. As many as there are mounts at the most: those that are gone are forgotten.
+    /// The mounts by their ids; those that are gone are removed. So there are at most as many as
+    /// mounts exist.
     met: HashMap<u64, Met>,
 }
 
@@ -176,13 +176,12 @@ impl Mounts {
         Ok(table.read()?.into_iter().map(|entry| (entry.id, entry)).collect())
     }
 
-    /// Reads the table again if it has changed. Returns whether what is forbidden somewhere has
-    /// changed.
+    /// Reads the table again if it has changed. Returns whether any restriction has changed.
     fn refresh(&mut self, devices: &Devices) -> bool {
         if !self.table.has_changed() {
             return false;
         }
-        // What cannot be read holds no mount: nothing is crossed.
+        // If the table cannot be read, it counts as empty, and nothing is crossed.
         self.entries = Mounts::entries(&self.table).unwrap_or_default();
         let entries = &self.entries;
         let mut has_changed = false;
@@ -202,7 +201,7 @@ impl Mounts {
         has_changed
     }
 
-    /// What any of the mounts of a file system forbids, all of its files are without.
+    /// A restriction of any mount of a file system applies to all of its files.
     fn tell(&self, device: u64, devices: &Devices) {
         let all = self.met.values().filter(|met| met.is_crossed && met.device == device);
         devices.get(device).set_forbids(Forbids::of(all.map(|met| met.flags).collect()));
@@ -220,7 +219,7 @@ impl Mounts {
             && (device != source.0 || flags == source.1)
             && self.met.values().all(|met| !met.is_crossed || met.device != device || met.flags == flags);
         self.met.insert(id, Met { device, flags, is_crossed });
-        // SOURCE's own file system is dealt with at our mount point.
+        // For SOURCE's own file system the flags are set at the mount point.
         if is_crossed && device != source.0 {
             self.tell(device, devices);
         }
@@ -228,14 +227,14 @@ impl Mounts {
     }
 }
 
-/// Whether requests may be sent to a file system: not to one of another user, and not to our own
-/// kind.
+/// Whether requests may be sent to a file system: not to a FUSE mount of another user, and not to a
+/// mount of pumapool.
 fn may_be_asked(entry: &MountEntry) -> bool {
     let is_own_user = entry.user.is_none_or(|user| user == rustix::process::geteuid().as_raw());
     entry.kind != OWN_KIND && is_own_user
 }
 
-/// What is done about mounts below SOURCE.
+/// The handling of mounts within SOURCE.
 pub(crate) struct Crossing {
     /// The mount that SOURCE lies in.
     source_mount: u64,
@@ -265,13 +264,16 @@ impl Crossing {
         self.mounts.is_some()
     }
 
-    /// Opens a name with O_PATH. EXDEV: something is mounted there that is not crossed into.
+    /// Opens a name with O_PATH.
+    ///
+    /// # Errors
+    /// EXDEV if the name is a mount point that must not be crossed.
     pub(crate) fn open_path(&self, parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         if self.mounts.is_none() {
             match openat2(&parent, name, flags, Mode::empty(), ResolveFlags::NO_XDEV) {
-                // Containers forbid the call with either. The check of what is found does not need
-                // it.
+                // Containers forbid the call with either error. The check of the result does not
+                // need the call.
                 Err(Errno::NOSYS | Errno::PERM) => {}
                 opened => return opened,
             }
@@ -279,7 +281,7 @@ impl Crossing {
         openat(parent, name, flags, Mode::empty())
     }
 
-    /// Whether what was found in a mount may be shown; else EXDEV.
+    /// Checks whether a file that was found in a mount may be shown; if not, the result is EXDEV.
     pub(crate) fn check(&self, fd: impl AsFd, found: &Statx, devices: &Devices) -> Result<(), Errno> {
         if found.stx_mnt_id == self.source_mount {
             return Ok(());
@@ -294,7 +296,7 @@ impl Crossing {
         }
     }
 
-    /// Somebody looks for something behind a mount point that is not crossed.
+    /// Logs that a lookup has met a mount point that is not crossed.
     pub(crate) fn tell(&self, what: &Path) {
         let mut told = self.told.lock();
         if told.is_some_and(|then| then.elapsed() < TELL_PERIOD) {
@@ -314,12 +316,12 @@ impl Crossing {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// The thread's work: follows what mounts forbid. Returns after [`Crossing::close`].
+    /// The work of a thread: follows the restrictions of mounts. Returns after [`Crossing::close`].
     pub(crate) fn follow(&self, filesystem: &Passthrough, notifier: &Notifier) {
         let table = match MountTable::open() {
             Ok(table) => table,
             Err(error) => {
-                tracing::warn!(%error, "the table of mounts cannot be read: a later nosuid, nodev or noexec of SOURCE is not followed");
+                tracing::warn!(%error, "cannot read the mount table: a later nosuid, nodev or noexec of SOURCE is not followed");
                 return;
             }
         };
@@ -330,8 +332,8 @@ impl Crossing {
                 && mounts.lock().refresh(filesystem.inodes.devices())
             {
                 for node in filesystem.inodes.ids() {
-                    // A negative place: the attributes alone. Whatever the error: the kernel does
-                    // not know it, or the mount is gone.
+                    // A negative offset drops only the attributes. On any error, the kernel does
+                    // not know the inode, or the mount is gone.
                     let _ = notifier.inval_inode(node, -1, 0);
                 }
             }
@@ -343,7 +345,7 @@ impl Crossing {
         }
     }
 
-    /// What SOURCE's mount forbids by now is forbidden wherever we are mounted, too.
+    /// Sets the present restrictions of SOURCE's mount wherever this file system is mounted.
     fn forbid_as_source(&self, table: &MountTable, filesystem: &Passthrough) {
         let Ok(source) = rustix::fs::fstatvfs(&filesystem.source) else { return };
         let flags = [
@@ -359,9 +361,11 @@ impl Crossing {
         for entry in table.read().unwrap_or_default() {
             if entry.device == filesystem.own_device && !entry.flags.contains(flags) {
                 match forbid(&entry.mountpoint, entry.device, flags) {
-                    Ok(()) => tracing::info!("{} forbids what SOURCE forbids: {flags:?}", entry.mountpoint.display()),
+                    Ok(()) => {
+                        tracing::info!("{} has the restrictions of SOURCE: {flags:?}", entry.mountpoint.display())
+                    }
                     Err(error) => {
-                        tracing::warn!(%error, "{} cannot be made to forbid what SOURCE forbids", entry.mountpoint.display());
+                        tracing::warn!(%error, "cannot set the restrictions of SOURCE at {}", entry.mountpoint.display());
                     }
                 }
             }
@@ -369,11 +373,11 @@ impl Crossing {
     }
 }
 
-/// Sets `flags`, of [`OWN_FLAGS`], at a mount point of the file system `device`. Flags that are set
-/// stay set. Takes CAP_SYS_ADMIN.
+/// Sets `flags`, of [`OWN_FLAGS`], at a mount point of the file system `device`. Flags that are
+/// already set stay set. Needs CAP_SYS_ADMIN.
 fn forbid(mountpoint: &Path, device: u64, flags: MountFlags) -> io::Result<()> {
     let at = rustix::fs::open(mountpoint, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    // This asks for the number of the device only, which sends us no request.
+    // This asks only for the number of the device, which sends no request to this daemon.
     let found = statx(&at, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
     if device_of(&found) != device {
         return Err(io::ErrorKind::NotFound.into()); // It was covered meanwhile.
@@ -382,13 +386,13 @@ fn forbid(mountpoint: &Path, device: u64, flags: MountFlags) -> io::Result<()> {
     Ok(())
 }
 
-/// Folders that the machine, or this daemon, does not work without. A daemon that mounts over them
-/// waits for itself.
+/// Directories that the machine or this daemon needs. A daemon that mounts over them waits for
+/// itself.
 const SYSTEM_FOLDERS: [&str; 6] = ["/", "/proc", "/sys", "/dev", "/run", "/boot"];
 
-/// Checks that neither SOURCE nor the mountpoint is an interface of the kernel, and the mountpoint
-/// no folder of the system. Both paths are absolute and without symbolic links. Asks nothing of a
-/// FUSE file system but its type.
+/// Checks that neither SOURCE nor the mountpoint is an interface of the kernel, and that the
+/// mountpoint is not a directory of the system. Both paths are absolute and without symbolic links.
+/// Of a FUSE file system only the type is read.
 pub(crate) fn check_places(source: &Path, mountpoint: &Path) -> Result<(), Error> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let is_interface = |path: &Path| {
@@ -418,7 +422,7 @@ mod tests {
         assert_eq!(mode(MountFlags::RDONLY | MountFlags::NODEV, now), 0o6755);
         assert_eq!(mode(MountFlags::NOSUID, now), 0o755);
         assert_eq!(mode(MountFlags::NOEXEC, now), 0o6644);
-        // Of a directory these bits mean other things.
+        // For a directory these bits have other meanings.
         now.stx_mode = 0o042_755;
         assert_eq!(mode(MountFlags::NOSUID | MountFlags::NOEXEC, now), 0o2755);
         (now.stx_mode, now.stx_rdev_major, now.stx_rdev_minor) = (0o020_666, 1, 3);

@@ -1,8 +1,8 @@
-//! The devices below SOURCE: SOURCE's own, and those of file systems mounted in it.
+//! The devices of the backing files: SOURCE's own, and those of file systems mounted in it.
 //!
-//! All of them appear as one device, so inode numbers of the others are moved out of the way. What
-//! a device's file system can do (reading without leaving pages behind) is found out per device, by
-//! trying.
+//! All of them appear as one device, so the inode numbers of the others are changed to avoid
+//! collisions. The daemon finds out by trying how each device can be read without leaving pages
+//! behind.
 
 use crate::backing::crossing::Forbids;
 use crate::backing::reserve::Reserve;
@@ -13,10 +13,10 @@ use rustix::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Bits of an inode number that stay the file's own; file systems that exist use fewer.
+/// Low bits of an inode number that stay unchanged; existing file systems use fewer.
 const INODE_BITS: u32 = 48;
 
-/// How to read below without leaving pages behind in the page cache there.
+/// How to read a backing file without leaving pages in its page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum ReadWay {
@@ -28,8 +28,8 @@ pub(crate) enum ReadWay {
     Advise = 2,
 }
 
-/// File systems on a disk of this machine, or in its memory (linux/magic.h). Others write when a
-/// file is closed, and may fail; and may be changed by other machines.
+/// File systems on a disk of this machine, or in its memory (linux/magic.h). Other file systems may
+/// be changed by other machines, and may write when a file is closed, which can fail.
 const LOCAL: [u32; 5] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
@@ -43,10 +43,10 @@ pub(crate) struct Device {
     index: u64,
     way: AtomicU8,
     is_local: OnceLock<bool>,
-    /// Files cannot share blocks (reflink): one try has failed for that reason.
+    /// Whether files cannot share blocks (reflink): an attempt has failed for that reason.
     shares_nothing: AtomicBool,
     forbids: AtomicU8,
-    /// What its file system keeps for root.
+    /// Blocks that its file system reserves for root.
     pub reserve: Reserve,
 }
 
@@ -56,28 +56,28 @@ impl Device {
         if self.index == 0 {
             return inode;
         }
-        // Numbers that are too long are folded, at the risk of a collision, which costs no more
-        // than a confused `find`.
+        // Numbers that are too long are folded. A collision is possible, and confuses no more than
+        // `find`.
         let folded = (inode ^ (inode >> INODE_BITS).wrapping_mul(0x9e37_79b9_7f4a)) & ((1 << INODE_BITS) - 1);
         folded | self.index << INODE_BITS
     }
 
-    /// Tells it from the others. Not 0.
+    /// A number that identifies this device among the others. Never 0.
     pub(crate) fn number(&self) -> u32 {
         self.index as u32 + 1
     }
 
-    /// Whether it is SOURCE's own.
+    /// Whether this is SOURCE's own device.
     pub(crate) fn is_source(&self) -> bool {
         self.index == 0
     }
 
-    /// Whether closing a file of it, such as this one, tells nothing.
+    /// Whether close(2) of a file on this device, such as `file`, has no effect and cannot fail.
     pub(crate) fn closes_silently(&self, file: impl AsFd) -> bool {
         self.is_local(file)
     }
 
-    /// Whether nobody else can change its files, of which this is one.
+    /// Whether no other machine can change the files of this device; `file` is one of them.
     pub(crate) fn is_local(&self, file: impl AsFd) -> bool {
         *self.is_local.get_or_init(|| is_local(file))
     }
@@ -87,22 +87,22 @@ impl Device {
         !self.shares_nothing.load(Ordering::Relaxed)
     }
 
-    /// Files cannot share blocks: do not try again.
+    /// Records that files cannot share blocks, so that this is not tried again.
     pub(crate) fn cannot_share_blocks(&self) {
         self.shares_nothing.store(true, Ordering::Relaxed);
     }
 
-    /// What its mounts below SOURCE forbid.
+    /// The restrictions of its mounts within SOURCE.
     pub(crate) fn forbids(&self) -> Forbids {
         Forbids::from_bits(self.forbids.load(Ordering::Relaxed))
     }
 
-    /// From now on its mounts forbid this.
+    /// Sets the restrictions of its mounts.
     pub(crate) fn set_forbids(&self, forbids: Forbids) {
         self.forbids.store(forbids.bits(), Ordering::Relaxed);
     }
 
-    /// The best way of reading that has not failed yet.
+    /// The best read method that has not failed yet.
     pub(crate) fn read_way(&self) -> ReadWay {
         match self.way.load(Ordering::Relaxed) {
             0 => ReadWay::DontCache,
@@ -111,34 +111,34 @@ impl Device {
         }
     }
 
-    /// That way does not work here: use the next one from now on.
+    /// Records that this read method does not work here. The next one is used from now on.
     pub(crate) fn give_up(&self, way: ReadWay) {
         self.way.fetch_max(way as u8 + 1, Ordering::Relaxed);
     }
 }
 
-/// Whether a file is of a file system that nobody else can change.
+/// Whether a file is on a file system that no other machine can change.
 pub(crate) fn is_local(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|found| LOCAL.contains(&(found.f_type as u32)))
 }
 
-/// All devices seen.
+/// All devices that were seen.
 pub(crate) struct Devices {
     by_number: RwLock<HashMap<u64, Arc<Device>>>,
-    /// Where they are written down, so that a successor shows the same inode numbers.
+    /// The state memory that records them, so that a successor shows the same inode numbers.
     memory: Option<Arc<Memory>>,
 }
 
 impl Devices {
-    /// With SOURCE's own device first, whose inode numbers stay as they are, and others in the
-    /// order in which they were seen.
+    /// Creates the list. `seen` begins with SOURCE's own device, whose inode numbers stay
+    /// unchanged. The others follow in the order in which they were seen.
     pub(crate) fn new(seen: &[u64], memory: Option<Arc<Memory>>) -> Devices {
         let devices = Devices { by_number: RwLock::new(HashMap::new()), memory };
         seen.iter().for_each(|number| drop(devices.get(*number)));
         devices
     }
 
-    /// The device of that number (`st_dev`).
+    /// The device with this number (`st_dev`).
     pub(crate) fn get(&self, number: u64) -> Arc<Device> {
         if let Some(device) = self.by_number.read().get(&number) {
             return device.clone();

@@ -1,21 +1,21 @@
-//! Which pages were written below and may still be cached there, so that they are dropped once they
-//! are clean.
+//! Dirty ranges: the written pages of backing files that may still be in their page cache, to be
+//! dropped once they are clean.
 //!
-//! A write is in the page cache below when it is answered (that is what makes it safe against a
-//! death of the daemon). The same bytes are, or soon will be, in the page cache of the mount, so
-//! the copy below is dropped: a janitor thread starts the writeback of what has lain for as long as
-//! the kernel leaves it, and comes again to drop what is clean by then. fsync does it for its file
-//! at once. Sooner would be in the way: a page that is written once a second would go to the disk
-//! once a second.
+//! When a write is answered, its bytes are in the page cache of the backing file, where they
+//! survive the death of the daemon. The same bytes are, or soon will be, in the page cache of the
+//! mount, so the copy in the backing file's cache is dropped. A janitor thread starts the writeback
+//! of ranges that are as old as the kernel lets dirty pages become. It visits them again to drop
+//! the pages that are clean by then. fsync does this for its file at once. An earlier writeback
+//! would cost: a page that is written once a second would go to the disk once a second.
 //!
-//! Nothing here waits for writeback: whoever does is told of its errors, and the kernel tells each
-//! descriptor only once, and those opened later not at all (mm/filemap.c,
-//! file_check_and_advance_wb_err). They are for the programs' own fsync.
+//! Nothing here waits for writeback, because waiting would consume its errors. The kernel reports
+//! an error once to each descriptor, and never to descriptors opened later (mm/filemap.c,
+//! file_check_and_advance_wb_err). These reports are for the programs' own fsync.
 //!
-//! Bounded: from so many bytes ([`Config::written_bytes`](crate::Config::written_bytes)) or
-//! [`FILES_HURRY`] files on, the largest go at once, until half of that is left. Beyond
-//! [`FILES_MAX`] files or [`BYTES_MAX`] a writer starts the writeback of what it wrote itself;
-//! beyond [`RANGES_MAX`] ranges those of a file merge. Nothing here keeps a deleted file alive.
+//! Bounds: if more than [`Config::written_bytes`](crate::Config::written_bytes) bytes or
+//! [`FILES_HURRY`] files are recorded, the largest are written at once, until half is left. Beyond
+//! [`FILES_MAX`] files or [`BYTES_MAX`], a writer starts the writeback of its own bytes. Beyond
+//! [`RANGES_MAX`] ranges, the ranges of a file are merged. Nothing here keeps a deleted file alive.
 
 use crate::backing::read::drop_clean;
 use crate::inode::{Inode, Inodes};
@@ -30,31 +30,32 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Files with written ranges.
+/// Limit on the files with written ranges.
 const FILES_MAX: usize = 16_384;
-/// Files from which on the janitor waits for nothing.
+/// With more files than this, the janitor does not wait until ranges are due.
 const FILES_HURRY: usize = FILES_MAX / 2;
-/// Ranges of one file; more merge into one.
+/// Limit on the ranges of one file; more are merged into one.
 const RANGES_MAX: usize = 16;
-/// Written bytes whose writeback has not begun, from which on a writer starts its own.
+/// Limit on the written bytes whose writeback has not begun. Beyond it, a writer starts the
+/// writeback of its own bytes.
 const BYTES_MAX: u64 = 256 << 20;
-/// When the janitor comes again once it has started the writeback of a file, each time after the
-/// one before: then what it has not found clean is the kernel's.
+/// Times from one visit of the janitor to the next, after it has started the writeback of a file.
+/// Pages that are still dirty at the last visit are left to the kernel.
 const SETTLES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(3), Duration::from_secs(9)];
-/// What passes between two looks of the janitor at what is due.
+/// Time between two searches of the janitor for due files.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 struct Written {
     inode: Arc<Inode>,
     ranges: Vec<(u64, u64)>,
-    /// How much was written there since the writeback was started; of what was written twice at the
-    /// most once.
+    /// Bytes in the ranges that were written since the writeback was started. Bytes that were
+    /// written twice count at most once.
     bytes: u64,
-    /// When the janitor comes.
+    /// Time of the janitor's next visit.
     due: Instant,
-    /// How often it has come since something was written: the first time it starts the writeback.
+    /// Number of visits since the last write. The first visit starts the writeback.
     visits: usize,
-    /// It goes, whatever is written meanwhile.
+    /// The file is written now, even if it is written to meanwhile.
     is_hurried: bool,
 }
 
@@ -63,7 +64,7 @@ impl Written {
         (self.due, self.is_hurried) = (now, true);
     }
 
-    /// The janitor comes. Whether for the last time.
+    /// Records a visit of the janitor. Returns whether it is the last one.
     fn visit(&mut self, now: Instant) -> bool {
         self.is_hurried &= self.visits == 0;
         self.visits = if self.bytes > 0 { 1 } else { self.visits + 1 };
@@ -84,8 +85,8 @@ struct State {
 }
 
 impl State {
-    /// Those whose turn has come, the largest first: all, if it is to be closed; and if there are
-    /// more than so many bytes or files, enough of them to leave half.
+    /// Makes files due before their time, the largest first. All of them if the ledger closes;
+    /// otherwise, if a bound is exceeded, enough of them to leave half.
     fn hurry(&mut self, bytes_max: u64, now: Instant) {
         if self.closing {
             self.files.values_mut().for_each(|written| written.hurry(now));
@@ -115,7 +116,7 @@ impl State {
     }
 }
 
-/// The ledger.
+/// The written ranges of all files.
 pub(crate) struct Ledger {
     state: Mutex<State>,
     wake: Condvar,
@@ -124,13 +125,13 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Empty.
+    /// Creates an empty ledger.
     pub(crate) fn new(config: &Config) -> Ledger {
         let (linger, bytes_hurry) = (config.written_linger, config.written_bytes.min(BYTES_MAX / 2));
         Ledger { state: Mutex::default(), wake: Condvar::new(), linger, bytes_hurry }
     }
 
-    /// `start..end` was written through `fd`.
+    /// Records that bytes `start..end` were written through `fd`.
     pub(crate) fn record(&self, inode: &Arc<Inode>, fd: &OwnedFd, start: u64, end: u64) {
         let mut state = self.state.lock();
         let full = state.bytes + (end - start) > BYTES_MAX;
@@ -153,8 +154,8 @@ impl Ledger {
             is_hurried: false,
         });
         inode.written_below.store(true, Ordering::Relaxed);
-        // What comes now would be written at the next visit: so it has its own time, and what is
-        // clean by then is dropped then.
+        // The next visit would write these bytes too early. So they start a new period, and pages
+        // that are clean by its end are dropped then.
         if written.visits > 0 && !written.is_hurried {
             (written.visits, written.due) = (0, Instant::now() + self.linger);
         }
@@ -162,26 +163,28 @@ impl Ledger {
         merge(&mut written.ranges, start, end);
         written.bytes = (before + (end - start)).min(length(&written.ranges));
         state.bytes = state.bytes - before + written.bytes;
-        // With anything here, the janitor looks again by itself.
+        // If there is anything recorded, the janitor searches again by itself.
         let is_over = state.is_over(self.bytes_hurry, if known { usize::MAX } else { FILES_HURRY });
         if is_over || !known && state.files.len() == 1 {
             self.wake.notify_one();
         }
     }
 
-    /// Forgets a file: it is deleted, or everything of it is known to be clean.
+    /// Removes a file that is deleted, or all of whose pages are known to be clean. Returns its
+    /// ranges.
     pub(crate) fn remove(&self, nodeid: u64) -> Vec<(u64, u64)> {
         self.state.lock().forget(nodeid).map_or_else(Vec::new, |removed| removed.ranges)
     }
 
-    /// A file was synced through `fd`: its written pages are clean, and go.
+    /// Drops the written pages of a file that was synced through `fd`: they are clean.
     pub(crate) fn synced(&self, nodeid: u64, fd: &OwnedFd) {
         for (start, end) in self.remove(nodeid) {
             drop_clean(fd, start, end);
         }
     }
 
-    /// Files with written ranges, and their bytes whose writeback has not begun.
+    /// Returns the number of files with written ranges, and of the bytes whose writeback has not
+    /// begun.
     pub(crate) fn pending(&self) -> (usize, u64) {
         let state = self.state.lock();
         (state.files.len(), state.bytes)
@@ -235,7 +238,7 @@ impl Ledger {
         }
     }
 
-    /// Forgets a file of which nothing is left below, unless something was written since.
+    /// Removes a file whose written pages have left the page cache, unless it was written to since.
     fn remove_if_clean(&self, nodeid: u64) {
         let mut state = self.state.lock();
         if state.files.get(&nodeid).is_some_and(|written| written.bytes == 0) {
@@ -244,8 +247,8 @@ impl Ledger {
     }
 }
 
-/// For advice, a file need not be writable. A descriptor kept open for writing would stand in the
-/// way of executing it below.
+/// Opens the file for reading, which is enough for fadvise. A descriptor open for writing would
+/// prevent others from executing the file.
 fn reopen(inodes: &Inodes, inode: &Inode) -> Option<OwnedFd> {
     let anchor = inodes.anchor_once(inode).ok()?; // The kernel may have forgotten it.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOATIME;
@@ -257,7 +260,7 @@ fn length(ranges: &[(u64, u64)]) -> u64 {
     ranges.iter().map(|(start, end)| end - start).sum()
 }
 
-/// Adds a range; ranges that touch become one, and beyond the bound all do.
+/// Adds a range. Adjacent and overlapping ranges are merged; beyond the bound, all are.
 fn merge(ranges: &mut Vec<(u64, u64)>, mut start: u64, mut end: u64) {
     ranges.retain(|&(other_start, other_end)| {
         let apart = other_end < start || end < other_start;

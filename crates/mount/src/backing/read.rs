@@ -1,9 +1,9 @@
-//! Reading files below without caching them twice.
+//! Reads of backing files that do not cache the bytes twice.
 //!
-//! The pages belong into the page cache of the mount; what is read below must leave nothing behind
-//! there. Three ways, the best one that works on the device: RWF_DONTCACHE, O_DIRECT, or a plain
-//! read followed by POSIX_FADV_DONTNEED. The last two have what was written and lies there still
-//! written to the disk at once: so that is looked for first.
+//! The pages belong into the page cache of the mount, so a read must leave nothing in the page
+//! cache of the backing file. There are three methods, and the best one that works on the device is
+//! used: RWF_DONTCACHE, O_DIRECT, or a plain read followed by POSIX_FADV_DONTNEED. The last two
+//! would write dirty pages to the disk at once, so these are looked for first.
 
 use crate::backing::device::ReadWay;
 use crate::inode::handle::OpenFile;
@@ -18,12 +18,10 @@ use std::io::{self, IoSliceMut};
 use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 
-/// RWF_DONTCACHE of preadv2 and pwritev2: drop the pages once the call, or writeback, is done with
-/// them.
+/// RWF_DONTCACHE of preadv2 and pwritev2: drops the pages after the call, or after their writeback.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 const PAGE_BYTES: usize = 4096;
-/// Largest piece read through the bounce buffer, which exists once per worker and only where
-/// buffers are not aligned.
+/// Size of the bounce buffer. It exists once for each worker, and only if buffers are not aligned.
 const BOUNCE_BYTES: usize = 128 << 10;
 
 #[derive(Clone, Copy)]
@@ -45,7 +43,8 @@ impl BackingFile for OpenFile {
 }
 
 impl OpenFile {
-    /// Reads until `buf` is full or the file ends, leaving nothing in the page cache below.
+    /// Reads until `buf` is full or the file ends, and leaves nothing in the page cache of the
+    /// backing file.
     pub(crate) fn read_uncached(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
         fuse::about_to_wait();
         self.read_ahead(offset, buf.len());
@@ -72,8 +71,8 @@ impl OpenFile {
                 ReadWay::Advise => self.read_and_advise(buf, offset),
             };
             match result {
-                // An offset beyond what can be addressed is EINVAL in every way; do not blame the
-                // way for it.
+                // An offset beyond the largest possible one is EINVAL with every method, so it says
+                // nothing about the method.
                 Err(Errno::INVAL | Errno::OPNOTSUPP)
                     if way != ReadWay::Advise
                         && offset.checked_add(buf.len() as u64).is_some_and(|end| end <= i64::MAX as u64) =>
@@ -85,9 +84,9 @@ impl OpenFile {
         }
     }
 
-    /// Has what comes next read at once, if it is asked for in pieces.
+    /// Reads the next window at once if the stream arrives in pieces (`ahead.rs`).
     fn read_ahead(&self, offset: u64, len: usize) {
-        // A reader of another piece had better wait until it is on its way.
+        // A reader of another piece waits for this lock until the read of the window has begun.
         let mut ahead = self.ahead.lock();
         let step = ahead.goes_on(offset, len as u64);
         if let Some(passed) = step.drop {
@@ -97,12 +96,12 @@ impl OpenFile {
             && self.inode.device.read_way() != ReadWay::Direct
             && let Ok(fd) = self.reader()
         {
-            // Advice that is not taken costs requests, not correctness.
+            // If the kernel ignores the advice, this costs requests, not correctness.
             let _ = rustix::fs::fadvise(fd, fetch.start, NonZeroU64::new(fetch.end - fetch.start), Advice::WillNeed);
         }
     }
 
-    /// Reads what is in the page cache below, if all of it is.
+    /// Reads from the page cache of the backing file, if all bytes are there.
     fn read_cached(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
         let fd = self.reader()?;
         read_full(buf, offset, |piece, at| {
@@ -110,8 +109,8 @@ impl OpenFile {
         })
     }
 
-    /// Reads bytes that are written next, and leaves their pages in the page cache of the backing
-    /// file, where the write needs them.
+    /// Reads bytes that the next write overwrites. Leaves their pages in the page cache of the
+    /// backing file, where the write needs them.
     pub(crate) fn read_before_write(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
         fuse::about_to_wait();
         let fd = self.reader()?;
@@ -125,20 +124,20 @@ impl OpenFile {
         result
     }
 
-    /// Reads past the page cache, as the caller of the mount asked for by O_DIRECT. `buf` is
+    /// Reads past the page cache, for a caller that uses O_DIRECT on the mount. `buf` is
     /// page-aligned.
     pub(crate) fn read_past_cache(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
         fuse::about_to_wait();
-        // O_DIRECT came by fcntl, and the file system below has none; or the file, open as it is,
-        // cannot be opened once more: its mode or flags have changed since, or there are no
-        // descriptors left.
+        // The caller may have set O_DIRECT by fcntl although the backing file system does not
+        // support it. Or the file cannot be opened once more: its mode or flags have changed since,
+        // or no descriptors are left.
         let Ok(fd) = self.direct() else { return self.read_uncached(buf, offset) };
         read_blocks(fd, buf, offset)
     }
 }
 
-/// Calls `read` until `buf` is full or the file ends. An error fails it all, even after some bytes:
-/// fewer bytes than asked for mean the end of the file to the kernel.
+/// Calls `read` until `buf` is full or the file ends. An error fails the whole read, even after
+/// some bytes, because the kernel interprets a short read as the end of the file.
 fn read_full(
     buf: &mut [u8],
     offset: u64,
@@ -156,8 +155,9 @@ fn read_full(
     Ok(done)
 }
 
-/// Reads through a descriptor with O_DIRECT. Where a piece ends in the middle of a block, the file
-/// did: it may have grown since, but the rest could not be read, as it does not begin with a block.
+/// Reads through a descriptor with O_DIRECT. If a piece ends in the middle of a block, the file
+/// ended there. The file may have grown since, but the rest cannot be read, because it does not
+/// begin at a block.
 fn read_blocks(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
     let mut ended = false;
     read_full(buf, offset, |piece, at| {
@@ -200,7 +200,7 @@ pub(crate) fn drop_clean(fd: impl AsFd, start: u64, end: u64) {
     // the file.
     let len = end.checked_next_multiple_of(PAGE_BYTES as u64).map_or(0, |end| end - start);
     if start <= i64::MAX as u64 {
-        // Advice that is not taken costs memory, not correctness.
+        // If the kernel ignores the advice, this costs memory, not correctness.
         let _ = rustix::fs::fadvise(fd, start, NonZeroU64::new(len.min(i64::MAX as u64)), Advice::DontNeed);
     }
 }
@@ -218,7 +218,7 @@ mod tests {
         Found::new(fd, now)
     }
 
-    /// Opens a file that is not read that way.
+    /// Opens a file for which this read method is given up.
     fn open_by(directory: &std::path::Path, path: &std::path::Path, given_up: Option<ReadWay>) -> OpenFile {
         let borrower = borrower::Borrower::start(borrower::Config::default(), None).unwrap();
         let memory = crate::takeover::memory::Memory::create().unwrap();
@@ -233,8 +233,8 @@ mod tests {
         OpenFile::new(inode.clone(), crate::inode::opened::Opened::new(fd, OFlags::RDWR, taken), inode.was_open())
     }
 
-    /// All three ways read the same, whatever the alignment: kernels before 6.14 never use the
-    /// first.
+    /// All three methods read the same bytes, whatever the alignment. Kernels before 6.14 never use
+    /// the first.
     #[test]
     fn all_ways_read_the_same() {
         let directory = tempfile::tempdir().unwrap();
@@ -265,7 +265,7 @@ mod tests {
         }
     }
 
-    /// Nor does any of them have what was just written go to the disk.
+    /// No method writes dirty pages to the disk.
     #[test]
     fn what_was_written_is_read_where_it_lies() {
         let directory = tempfile::tempdir().unwrap();
@@ -274,7 +274,7 @@ mod tests {
             std::fs::write(&path, [1; 3 * PAGE_BYTES]).unwrap();
             std::fs::File::open(&path).unwrap().sync_all().unwrap();
             let file = open_by(directory.path(), &path, given_up);
-            // The kernel does not tell before 6.5.
+            // Kernels before 6.5 cannot count these pages.
             let dirty = || cached(&file.fd, 0, 3 * PAGE_BYTES as u64).ok().map(|cached| cached.dirty_pages);
             rustix::io::pwrite(&file.fd, &[2; PAGE_BYTES + 1], 0).unwrap();
             file.inode.written_below.store(true, Ordering::Relaxed);
@@ -286,7 +286,7 @@ mod tests {
             );
             assert_eq!(dirty(), before, "{given_up:?}");
             println!("given up {given_up:?}: {before:?} pages dirty before and after");
-            // What is not all there is read as ever.
+            // Bytes that are not all cached are read as usual.
             file.inode.written_below.store(false, Ordering::Relaxed);
             drop_clean(&file.fd, 2 * PAGE_BYTES as u64, 3 * PAGE_BYTES as u64);
             file.inode.written_below.store(true, Ordering::Relaxed);

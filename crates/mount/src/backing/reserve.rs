@@ -1,9 +1,9 @@
 //! Blocks that a backing file system reserves for root (ext2 to ext4, F2FS): only root may take
 //! them through the mount, too.
 //!
-//! The file system goes by the user id of the thread that writes. To change it twice for each write
-//! takes 5 µs (Linux 6.18), which is a quarter of a small write. So that is done only while little
-//! is left for everybody.
+//! The file system checks the user id of the writing thread. Changing that id twice for each write
+//! takes 5 µs (Linux 6.18), a quarter of the time of a small write. So the id is changed only while
+//! few unreserved blocks are left.
 
 use crate::ops::credentials::{NOBODY, Privilege};
 use crate::system;
@@ -12,29 +12,28 @@ use rustix::fd::AsFd;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// With so much left for everybody, in bytes, it does not matter who writes. Nobody fills it up
+/// With so many unreserved bytes left, the user id of a writer does not matter: nobody fills them
 /// within [`LOOK_PERIOD`].
 const PLENTY_BYTES: i64 = 1 << 30;
-/// How long it is believed how much is left.
+/// How long a measurement of the free space is used.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
 /// How near the reserve of a file system is.
 pub(crate) struct Reserve {
     began: Instant,
-    /// When to look again, in milliseconds since then.
+    /// Time of the next measurement, in milliseconds since `begun`.
     look_at_ms: AtomicU64,
-    /// What was left for everybody, in bytes, less what was written since.
+    /// Unreserved bytes that were left, minus the bytes written since.
     left_bytes: AtomicI64,
 }
 
 impl Reserve {
-    /// Of one that was not looked at yet.
+    /// The state of a file system that was not measured yet.
     pub(crate) fn new() -> Reserve {
         Reserve { began: Instant::now(), look_at_ms: AtomicU64::new(0), left_bytes: AtomicI64::new(0) }
     }
 
-    /// Whether a change that takes `bytes` more at the most, in a file of that file system, may
-    /// come to the reserve.
+    /// Whether a change of `file` that needs at most `bytes` more may reach the reserve.
     fn is_near(&self, file: impl AsFd, bytes: u64) -> bool {
         let now_ms = self.began.elapsed().as_millis() as u64;
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
@@ -53,21 +52,21 @@ impl Reserve {
     }
 }
 
-/// While this guard lives, this thread takes blocks as a user takes them.
+/// While this guard lives, this thread cannot take reserved blocks.
 #[must_use]
 pub(crate) struct Spending {
     switches: bool,
 }
 
 impl Spending {
-    /// A guard for a change of `file` that a user makes, and that takes `bytes` more at the most. A
-    /// user whom the kernel does not name is not root.
+    /// Creates a guard for a user's change of `file`, which needs at most `bytes` more. If the
+    /// kernel does not name the user, it is not root.
     pub(crate) fn begin(privilege: Privilege, uid: u32, reserve: &Reserve, file: impl AsFd, bytes: u64) -> Spending {
         let switches = privilege == Privilege::Root && uid != 0 && reserve.is_near(file, bytes);
         Spending::of(if uid == abi::INVALID_ID { NOBODY } else { uid }, switches)
     }
 
-    /// A guard for changes that the kernel will make for anybody.
+    /// Creates a guard for changes that the kernel will make for any user.
     pub(crate) fn for_anybody() -> Spending {
         Spending::of(NOBODY, true)
     }

@@ -45,7 +45,7 @@ const TIGHT_EIGHTHS: usize = 7;
 /// The account.
 pub(crate) struct Descriptors {
     limit: usize,
-    /// What open files and inodes may hold together.
+    /// Number of descriptors that open files and inodes may hold together.
     room: usize,
     /// The part of it that open files leave.
     part: usize,
@@ -63,7 +63,7 @@ pub(crate) struct Descriptors {
     waiting_max: usize,
 }
 
-/// What users are charged for.
+/// Number of descriptors charged to each user.
 #[derive(Default)]
 struct Charged {
     owner: usize,
@@ -288,7 +288,7 @@ mod tests {
             assert!(first.len() * 4 > limit, "a user may have more than a quarter of the limit");
             assert!(second.len() * 6 > first.len() && roots.len() >= PART_MIN);
             assert!(account.used() < limit, "the reserve is left");
-            // What was closed can be opened again, by whom it is due to.
+            // After a close, users who have a share left can open files again.
             drop(first);
             assert!(account.take(1000, 1).is_ok() && account.take(0, 1).is_ok());
             drop((second, roots));

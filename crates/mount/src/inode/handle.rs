@@ -1,8 +1,8 @@
-//! What is open: files and directories, each under a number that is never used twice.
+//! The open files and directories, each with a number that is never used twice.
 //!
-//! The keeper has a duplicate of each file's descriptor, from before the kernel learns the number:
-//! so what is open outlives this daemon. A directory is opened again, as the kernel says with each
-//! READDIR where it has got to.
+//! The supervisor has a duplicate of each file's descriptor before the kernel gets the number, so
+//! open files outlive this daemon. A successor opens directories again, because each READDIR has
+//! its offset.
 
 use crate::backing::ahead::Ahead;
 use crate::backing::read::drop_clean;
@@ -39,7 +39,7 @@ pub(crate) struct OpenFile {
     pub writable: bool,
     /// Whether all that is written to `fd` is appended: the file is append-only.
     pub appends: bool,
-    /// What the kernel passes it through to, if it does.
+    /// The id of the backing file, if the kernel passes this file through.
     pub backing: Option<u32>,
     /// The kernel was told at open to drop what it caches of the file, and nothing has shown yet
     /// that it has.
@@ -262,7 +262,7 @@ impl Handles {
         self.open.read().iter().find(|(_, open)| has_it(open)).map(|(number, _)| *number)
     }
 
-    /// How many there are.
+    /// Number of open files and directories.
     pub(crate) fn count(&self) -> usize {
         self.open.read().len()
     }

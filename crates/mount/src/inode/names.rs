@@ -19,7 +19,7 @@ pub(crate) enum Believed {
     Dropping,
 }
 
-/// What has become of what the kernel believes of a name, when it has moved or removed it.
+/// The state of the kernel's cached name after it has moved or removed the name.
 pub(crate) enum Moved {
     /// It was not told to believe that name for long: of this node.
     NotBelieved,
@@ -35,7 +35,7 @@ pub(crate) enum Moved {
 pub(crate) struct Name {
     /// The directory it is in.
     pub parent: u64,
-    /// What it is called there.
+    /// The name in that directory.
     pub name: CString,
 }
 

@@ -1,4 +1,4 @@
-//! What belongs to one inode, and the descriptors that it is reached by.
+//! One inode, and the descriptors through which it is accessed.
 
 use super::descriptors::Counted;
 use super::link_count::LostName;
@@ -21,13 +21,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A node.
 pub(crate) struct Inode {
-    /// What the kernel calls it.
+    /// The kernel's id of the node.
     pub nodeid: u64,
-    /// What kind of file it is.
+    /// The type of the file.
     pub kind: FileType,
-    /// Where it lies.
+    /// The device of the file.
     pub device: Arc<Device>,
-    /// What the borrower knows it by: regular files only.
+    /// The borrower's state of the file; only for regular files.
     pub file: Option<Arc<borrower::File>>,
     /// Held from before a change is announced until its end, so that the stamps around it belong to
     /// it alone.
@@ -209,14 +209,14 @@ impl Inode {
 pub(crate) struct Found {
     /// Open on it with O_PATH.
     pub fd: OwnedFd,
-    /// What it looks like.
+    /// The attributes of the file.
     pub stat: Statx,
     pub(super) identity: FileIdentity,
     pub(super) handle: Option<(FileHandle, i32)>,
 }
 
 impl Found {
-    /// Learns who it is.
+    /// Determines the identity of the file.
     pub(crate) fn new(fd: OwnedFd, stat: Statx) -> Found {
         let handle = FileHandle::of(&fd).ok();
         let generation = match &handle {

@@ -78,8 +78,8 @@ impl Told {
         Told(AtomicU32::new(opened.failures.load(Ordering::Relaxed)))
     }
 
-    /// What a sync has said, or EIO if another open of the descriptor was told a failure that this
-    /// one was not.
+    /// Returns the result of a sync, or EIO if the kernel has reported a failure to another open of
+    /// the descriptor, but not yet to this one.
     pub(crate) fn tell(&self, opened: &Opened, synced: Result<(), Errno>) -> Result<(), Errno> {
         if synced.is_err() {
             opened.failures.fetch_add(1, Ordering::Relaxed);

@@ -78,7 +78,7 @@ impl OvertakenWrite {
         write.before[read.clone()].copy_from_slice(&write.written[read]);
     }
 
-    /// What is to be written in place of `data`, which the kernel writes back at `offset`.
+    /// Returns the bytes to write in place of `data`, which the kernel writes back at `offset`.
     pub(crate) fn merged<'a>(&self, offset: u64, data: &'a [u8]) -> Cow<'a, [u8]> {
         let mut merged = Cow::Borrowed(data);
         let remembered = self.remembered.lock();

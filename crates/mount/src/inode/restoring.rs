@@ -1,4 +1,4 @@
-//! A daemon that takes over finds here the inodes again that the kernel knows.
+//! A daemon that takes over restores the inodes that the kernel knows.
 
 use super::node::Descriptor;
 use super::{Believed, Inode, Inodes, Name, device_of, stat};
@@ -23,9 +23,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 impl Inodes {
-    /// With the nodes that the kernel knows from a daemon before this one. `held` has descriptors
-    /// of some of them. What cannot be found again is left out, and answers ESTALE; returns how
-    /// many that are, too.
+    /// Creates the table with the nodes that the kernel knows from the previous daemon. `held` has
+    /// descriptors of some of them. Nodes that cannot be found again are left out, and requests for
+    /// them fail with ESTALE. Their number is returned, too.
     #[allow(clippy::too_many_arguments)] // What was given, and what it needs, each used once.
     pub(crate) fn restore(
         devices: &[u64],
@@ -48,8 +48,8 @@ impl Inodes {
                 inodes.keep.release(Held::Node(nodeid));
             }
         }
-        // Sent to the keeper for a node that was not recorded any more, or not yet: nobody else
-        // would release it.
+        // These descriptors were sent to the supervisor for nodes that are not recorded any more,
+        // or not yet. Nothing else would release them.
         held.keys().for_each(|nodeid| inodes.keep.release(Held::Node(*nodeid)));
         (inodes, lost)
     }
@@ -120,7 +120,7 @@ impl Inodes {
         Some(())
     }
 
-    /// All that was open in a daemon before this one is open again.
+    /// Records that all files of the previous daemon are open again.
     pub(crate) fn all_are_open(&self) {
         self.table.read().by_node.values().for_each(|inode| inode.all_are_open());
     }

@@ -36,7 +36,7 @@ const LAST_STEP_MAX: Duration = Duration::from_millis(100);
 /// Tasks on their way back; who comes beyond them is let in.
 const TASKS_MAX: usize = 4096;
 
-/// What there is to say of the name that a task has come by.
+/// The state of the name that a task has used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// Nothing.
@@ -50,7 +50,7 @@ pub(crate) enum Found {
 /// Whether this inode may still be reached through a stale name (dentry).
 #[derive(Default)]
 pub(crate) enum Stale {
-    /// Nobody.
+    /// No task can use a stale name.
     #[default]
     No,
     /// The kernel has the name still.
@@ -78,7 +78,7 @@ impl Stale {
         }
     }
 
-    /// Whether it is so. (The clock is read only if it matters.)
+    /// Whether a stale name may still be in use. (The clock is read only if it matters.)
     pub(crate) fn is_possible(&mut self, now: impl FnOnce() -> Instant) -> bool {
         match self {
             Stale::No => false,
@@ -105,7 +105,7 @@ struct Way {
 #[derive(Default)]
 pub(crate) struct SentBack {
     tasks: Mutex<HashMap<u32, Way>>,
-    /// So many, so that nothing is locked when there are none.
+    /// Number of these tasks, so that nothing is locked if there are none.
     len: AtomicUsize,
 }
 
@@ -121,8 +121,8 @@ impl SentBack {
         }
     }
 
-    /// A task comes to a node, whose name has been found stale by that, or lately, or not. Whether
-    /// it has to go back.
+    /// Whether a task that accesses a node must look up its name again (ESTALE). `found` is the
+    /// state of the name.
     pub(crate) fn sends_back(&self, task: u32, node: u64, found: Found, now: impl FnOnce() -> Instant) -> bool {
         if task == 0 || found == Found::Nothing && self.len.load(Ordering::Relaxed) == 0 {
             return found == Found::Stale;

@@ -1,14 +1,14 @@
-//! Looking at a backing file (statx(2)), and the parts of the outcome.
+//! Attributes of a backing file (statx(2)), and parts of them.
 
 use borrower::Stamp;
 use fuse::Errno;
 use rustix::fd::AsFd;
 use rustix::fs::{AtFlags, Statx, StatxFlags, statx};
 
-/// What every stat asks for.
+/// The fields that every stat requests.
 pub(crate) const STATX_MASK: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
-/// Stats what a descriptor is open on.
+/// Returns the attributes of an open file.
 pub(crate) fn stat(fd: impl AsFd) -> Result<Statx, Errno> {
     statx(fd, c"", AtFlags::EMPTY_PATH, STATX_MASK)
 }

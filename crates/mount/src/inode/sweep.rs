@@ -1,20 +1,20 @@
-//! Letting go of files that were deleted beside the mount.
+//! Releases files that were deleted externally.
 //!
-//! A node holds its file by a descriptor for as long as the kernel remembers a name of it, and
-//! names of files are believed for long. So a file deleted below would keep its disk space until
-//! memory is short. This looks at all nodes in turn, a few at a time, and has the kernel forget the
-//! names of those that have none left below.
+//! A node holds its file by a descriptor while the kernel caches a name of the file, and the kernel
+//! may cache names for long. So a file that was deleted externally would keep its disk space until
+//! memory is short. The sweep visits all nodes in turn, a few at a time, and makes the kernel
+//! forget the names of deleted files.
 
 use crate::filesystem::Passthrough;
 use parking_lot::{Condvar, Mutex};
 use std::time::Duration;
 
-/// Pause between two looks.
+/// Pause between two groups of nodes.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Nodes looked at each time: some milliseconds of work.
+/// Nodes in a group: some milliseconds of work.
 const NODES_PER_LOOK: usize = 2000;
 
-/// The sweep.
+/// The state of the sweep.
 #[derive(Default)]
 pub(crate) struct Sweep {
     closing: Mutex<bool>,
@@ -28,7 +28,7 @@ impl Sweep {
         self.wake.notify_all();
     }
 
-    /// The thread's work. Returns after [`Sweep::close`].
+    /// The work of the thread. Returns after [`Sweep::close`].
     pub(crate) fn run(&self, filesystem: &Passthrough) {
         let mut nodes = Vec::new();
         let mut closing = self.closing.lock();

@@ -1,4 +1,4 @@
-//! The inodes the kernel knows, and how to get at them below.
+//! The inodes that the kernel knows, and the access to their backing files.
 //!
 //! A node is found by its identity below, so hard links are one node. Node ids are never used
 //! twice. The kernel counts how often it was given a node (lookups) and gives those counts back
@@ -13,9 +13,9 @@
 //! not in use ([`Inodes::make_room`]). A file without a name left is held by a descriptor, too,
 //! unless these run short: its handle finds it as long as it is open.
 //!
-//! All that a successor of this daemon needs to know of a node is in its slot of the state memory,
-//! before the kernel gets to know the node. A successor finds it by its file handle; where there
-//! are none, and for files without a name, the keeper has a descriptor.
+//! Before the kernel gets a node, its slot of the state memory has all that a successor needs. A
+//! successor finds the file by its file handle. If there are no handles, and for files without a
+//! name, the supervisor has a descriptor.
 
 use super::descriptors::Descriptors;
 use super::link_count::LostName;
@@ -214,17 +214,17 @@ impl Inodes {
         }
     }
 
-    /// The devices that they lie on.
+    /// The devices of the backing files.
     pub(crate) fn devices(&self) -> &Devices {
         &self.devices
     }
 
-    /// How many there are.
+    /// Number of nodes.
     pub(crate) fn count(&self) -> usize {
         self.table.read().by_node.len()
     }
 
-    /// The ids of all.
+    /// The ids of all nodes.
     pub(crate) fn ids(&self) -> Vec<u64> {
         self.table.read().by_node.keys().copied().collect()
     }

@@ -1,12 +1,12 @@
-//! Images of virtual machines: what their guests evict goes back into this machine's page cache, as
-//! clean pages.
+//! Images of virtual machines: pages that guests evict go into this machine's page cache, as clean
+//! pages.
 //!
-//! FUSE can store pages in the kernel's cache (FUSE_NOTIFY_STORE), but that writes over whatever is
-//! cached: also over the bytes of a write(2) that has filled its pages and waits to be sent
-//! (fs/fuse/file.c, fuse_fill_write_pages), which would be lost. So a page is offered to the
-//! borrower, which keeps it if it is what the file below holds; then the kernel is told that it
-//! will need that page, and its READ is answered from there. The kernel reads only what it does not
-//! have, and orders reads with writes as ever.
+//! FUSE can store pages in the kernel's cache (FUSE_NOTIFY_STORE), but this overwrites all cached
+//! bytes, also those of a write(2) that has filled its pages and waits to be sent (fs/fuse/file.c,
+//! fuse_fill_write_pages). That write would be lost. So a page is offered to the borrower, which
+//! stores it if it equals the page of the backing file. Then the kernel is advised that the page
+//! will be needed, and its READ is answered from the borrower. The kernel reads only pages that it
+//! does not cache, and orders reads with writes as usual.
 
 use crate::inode::{Found, Inode, stat};
 use crate::lifecycle::running::{Mount, Shared};
@@ -24,38 +24,38 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::Fate;
 
-/// How long the kernel may take to read what it was told it would need. It begins at once, and
-/// waits for no disk.
+/// Time limit for the kernel to read advised pages. It begins at once, and waits for no disk.
 const READ_WAIT: Duration = Duration::from_secs(1);
-/// How often it is looked meanwhile whether it has them from elsewhere.
+/// Time between two checks whether the kernel has these pages from another read.
 const READ_LOOK: Duration = Duration::from_millis(5);
-/// What it reads for one word at the least (mm/readahead.c, force_page_cache_ra: the read-ahead
-/// window, or the device's best size, 128 KiB of FUSE's).
+/// Number of pages that the kernel reads at least for one advice (mm/readahead.c,
+/// force_page_cache_ra). That is the read-ahead window or the device's preferred size, 128 KiB with
+/// FUSE.
 const ADVISED_PAGES_MAX: usize = 32;
 
 /// How pages get into the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placing {
-    /// As clean ones.
+    /// As clean pages.
     Clean,
-    /// Written into the image first, as Sugimoto, Kourai and Yamaguchi did it: for comparison.
+    /// Written into the image first, as by Sugimoto, Kourai and Yamaguchi; for comparison.
     Written,
 }
 
-/// An image, for as long as a guest's message is dealt with: an open file keeps a mount from being
-/// unmounted.
+/// An image that is open while a message of its guest is handled. It is not open for longer,
+/// because an open file prevents unmounting.
 pub struct Image {
     shared: Arc<Shared>,
     inode: Arc<Inode>,
-    /// Through the mount.
+    /// The image, opened through the mount.
     file: File,
 }
 
 impl Mount {
-    /// The image at that path below the mountpoint.
+    /// Opens the image at this path within the mountpoint.
     ///
     /// # Errors
-    /// When there is no such file.
+    /// Fails if there is no such file.
     pub fn image(&self, name: &Path) -> io::Result<Image> {
         let filesystem = &self.shared.filesystem;
         let file = File::open(self.mountpoint().join(name))?;
@@ -76,17 +76,17 @@ impl Image {
         self.inode.file.as_ref().unwrap_or_else(|| unreachable!("an image has pages"))
     }
 
-    /// Pages in the page cache because the guest had evicted them. The kernel may have evicted some
-    /// since.
+    /// Number of pages that are in the page cache because the guest has evicted them. The kernel
+    /// may have evicted some since.
     pub fn placed_pages(&self) -> u64 {
         self.pages().placed_pages()
     }
 
-    /// Has pages in the page cache that the guest has evicted. They are in the order of their
-    /// indexes, each once. Says what became of each.
+    /// Puts pages that the guest has evicted into the page cache. They are in the order of their
+    /// indexes, each once. Returns the result for each page.
     ///
     /// # Errors
-    /// When the kernel cannot be told, or asked.
+    /// Fails if the kernel cannot be advised, or asked for its cached pages.
     pub fn place(&self, pages: &[(u32, &Page)], placing: Placing) -> io::Result<Vec<Fate>> {
         let (Some((first, _)), Some((last, _))) = (pages.first(), pages.last()) else { return Ok(Vec::new()) };
         let resident = Resident::map(&self.file, *first..*last + 1)?;
@@ -120,17 +120,16 @@ impl Image {
         Ok(fates)
     }
 
-    /// How many pages it has.
+    /// Number of pages of the image.
     ///
     /// # Errors
-    /// When it cannot be looked at.
+    /// Fails if fstat fails.
     pub fn page_count(&self) -> io::Result<u32> {
         let pages = self.file.metadata()?.len().div_ceil(PAGE_SIZE as u64);
         Ok(u32::try_from(pages).unwrap_or(u32::MAX))
     }
 
-    /// Waits until the kernel has read these pages and has them, or has others of them: whoever
-    /// reads the image may have been faster.
+    /// Waits until the kernel has read these pages, or has them from another reader of the image.
     fn wait_until_read(&self, indexes: &[u32], resident: &Resident) -> io::Result<()> {
         let borrower = &self.shared.filesystem.borrower;
         let begun = Instant::now();
@@ -146,7 +145,7 @@ impl Image {
         Ok(())
     }
 
-    /// Tells the kernel that it will need these pages.
+    /// Advises the kernel to read these pages.
     fn advise(&self, indexes: &[u32]) -> io::Result<()> {
         let runs = indexes.chunk_by(|one, next| *one + 1 == *next).flat_map(|run| run.chunks(ADVISED_PAGES_MAX));
         for run in runs {
@@ -156,9 +155,9 @@ impl Image {
         Ok(())
     }
 
-    /// The guest has read these pages, and caches them now: here they are of no use. Returns how
-    /// many of them were in the page cache because it had evicted them; those that the kernel has
-    /// evicted since are among them.
+    /// Drops pages that the guest has read: the guest caches them now. Returns how many of them
+    /// were in the page cache because the guest had evicted them. Pages that the kernel has evicted
+    /// since count, too.
     ///
     /// # Errors
     /// When the kernel cannot be told.
@@ -169,7 +168,8 @@ impl Image {
         Ok(hits)
     }
 
-    /// The page is to leave the page cache. Whether it was there because the guest had evicted it.
+    /// Removes the page from the page cache. Returns whether it was there because the guest had
+    /// evicted it.
     ///
     /// # Errors
     /// When the kernel cannot be told.
@@ -181,12 +181,14 @@ impl Image {
         Ok(was_placed)
     }
 
-    /// A guest has read these pages: as with [`Image::let_go`], but they stay where they are.
+    /// Records that a guest has read these pages, and returns the same count as [`Image::let_go`],
+    /// but keeps the pages in the page cache.
     pub fn read_by_guest(&self, pages: Range<u32>) -> u64 {
         self.pages().read_by_guest(pages)
     }
 
-    /// Writes a page into the image that holds it already. False if it does not.
+    /// Writes a page into the image if the image already holds these bytes. Returns false if it
+    /// does not.
     fn write(&self, index: u32, page: &Page) -> io::Result<bool> {
         let filesystem = &self.shared.filesystem;
         let anchor = filesystem.inodes.anchor(&self.inode)?;
@@ -195,7 +197,7 @@ impl Image {
     }
 }
 
-/// Pages that wait for the kernel to read them, until this is dropped.
+/// Pages that the borrower stores until the kernel has read them, or until this is dropped.
 struct Waiting<'a> {
     image: &'a Image,
     indexes: Vec<u32>,
@@ -209,7 +211,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// The pages of a file, mapped so that it can be asked which of them are in the page cache. None is
+/// A mapping of a file, with which mincore(2) tells which pages are in the page cache. No page is
 /// touched.
 struct Resident {
     map: *mut std::ffi::c_void,

@@ -1,14 +1,13 @@
-//! What is to be done for nodes, each in its turn: one that comes again and again does not keep
-//! another one waiting.
+//! A queue of tasks for nodes. A node that is queued again and again does not delay the others.
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use std::collections::VecDeque;
 
-/// At most one thing for each node, first come, first served.
+/// At most one task for each node, in the order of arrival.
 pub(crate) struct InTurn<T> {
     by_node: HashMap<u64, T>,
-    /// The nodes in that map, in the order in which they came.
+    /// The nodes in the map, in the order of arrival.
     order: VecDeque<u64>,
 }
 
@@ -19,8 +18,8 @@ impl<T> Default for InTurn<T> {
 }
 
 impl<T> InTurn<T> {
-    /// Notes something for a node. If there is something already, `merge` gets both, and it keeps
-    /// its turn. Returns whether there was nothing.
+    /// Adds a task for a node. If the node has a task already, `merge` combines both, and the node
+    /// keeps its place. Returns whether it had none.
     pub(crate) fn note(&mut self, node: u64, new: T, merge: impl FnOnce(&mut T, T)) -> bool {
         match self.by_node.entry(node) {
             Entry::Occupied(mut noted) => {
@@ -35,13 +34,13 @@ impl<T> InTurn<T> {
         }
     }
 
-    /// Takes what is first.
+    /// Takes the first task.
     pub(crate) fn take(&mut self) -> Option<(u64, T)> {
         let node = self.order.pop_front()?;
         self.by_node.remove(&node).map(|noted| (node, noted))
     }
 
-    /// Whether there is something for that node.
+    /// Whether the node has a task.
     pub(crate) fn has(&self, node: u64) -> bool {
         self.by_node.contains_key(&node)
     }

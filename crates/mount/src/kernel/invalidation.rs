@@ -1,17 +1,17 @@
-//! Having the kernel drop cached pages, from a thread of its own.
+//! Makes the kernel drop cached pages, from threads of their own.
 //!
-//! Never inside the handling of a request: the kernel waits for pages that the request's caller
-//! holds locked until it has its answer. (Attributes are forgotten without any such wait: see
-//! [`Invalidations::forget_attributes`].) So requests only note what must go. What is noted is
-//! bounded by the number of inodes: ranges of one inode merge, and of each inode one name is
-//! believed for long; of what was renamed, each new name is noted once. But for the latter it is
-//! also written down, so that a successor drops what this daemon could not any more.
+//! This never happens inside the handling of a request: the kernel waits for pages that the
+//! request's caller holds locked until it has its answer. (Forgetting attributes needs no such
+//! wait: see [`Invalidations::forget_attributes`].) So requests only queue invalidations. The queue
+//! is bounded by the number of inodes: ranges of one inode are merged, and the kernel may cache one
+//! name of each inode for long. For renames, each new name is queued once. All except renames are
+//! also recorded, so that a successor applies them.
 //!
-//! Only the answers to a write(2) and to an open may wait for what they have asked for, and for a
-//! limited time: the drop may wait in turn for pages that another request holds, or that very
-//! write, and for what the workers write back. So never all workers wait. What they wait for has a
-//! queue and threads of its own ([`Invalidations::deliver_awaited`]): a drop that is noted for a
-//! file may be stuck at the very page that the write holds locked until its answer.
+//! Only the answers to a write(2) and to an open may wait for their drops, and for a limited time.
+//! The drop itself may wait for pages that another request or this write holds, and for writeback
+//! by the workers. So not all workers may wait at once. Awaited drops have a queue and threads of
+//! their own ([`Invalidations::deliver_awaited`]), because another drop of the file may wait for
+//! the page that the write holds locked until its answer.
 
 use crate::inode::{Inode, Name};
 use crate::kernel::in_turn::InTurn;
@@ -26,11 +26,11 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pause before the kernel is asked once more for a name that it did not have, and how often it is
-/// asked in all.
+/// Pause before the kernel is notified again of a name that it did not have, and the number of
+/// attempts.
 const AGAIN_PAUSE: Duration = Duration::from_millis(20);
 const TRIES_MAX: u32 = 10;
-/// Names that it is asked for once more; those beyond are not.
+/// Limit on the names for which the notification is repeated.
 const AGAIN_MAX: usize = 1024;
 
 /// How long the answer to an open may wait until the kernel has dropped what it caches of a file
@@ -40,15 +40,14 @@ const AGAIN_MAX: usize = 1024;
 const OLDER_END_WAIT: Duration = Duration::from_secs(1);
 const END_WAIT: Duration = Duration::from_millis(250);
 
-/// Threads for what answers wait for: each may be stuck at a page that a READ from a slow disk
-/// holds.
+/// Threads for awaited drops. Each may wait for a page that a READ from a slow disk holds.
 pub(crate) const AWAITED_THREADS: usize = 4;
 
 struct Pages {
     inode: Arc<Inode>,
     start: u64,
     end: u64,
-    /// What to tell the borrower when everything is dropped.
+    /// The number that the borrower gets when everything is dropped.
     number: Option<u64>,
 }
 
@@ -75,7 +74,7 @@ struct Telling {
     number: u64,
     /// The node of which it drops pages.
     drops: Option<u64>,
-    /// Nobody waits for it any more.
+    /// Whether the waiting answer has given up.
     is_given_up: bool,
 }
 
@@ -83,17 +82,16 @@ struct Telling {
 #[derive(PartialEq, Eq)]
 enum Waited {
     Done,
-    /// The kernel was told, and may not have done it yet.
+    /// The kernel was notified, and may not have finished.
     Begun,
-    /// It was taken back: the kernel will not be told.
+    /// The task was withdrawn: the kernel will not be notified.
     Never,
 }
 
 #[derive(Default)]
 struct State {
     pages: InTurn<Pages>,
-    /// What answers wait for, by a number of its own. At most as many as
-    /// [`Invalidations::waiting_max`].
+    /// The tasks that answers wait for, each with a number. At most [`Invalidations::waiting_max`].
     awaited: VecDeque<(u64, Task)>,
     telling: Vec<Telling>,
     last_awaited: u64,
@@ -139,11 +137,11 @@ impl State {
     }
 }
 
-/// What must go.
+/// The invalidations that the kernel still has to apply.
 pub(crate) struct Invalidations {
     state: Mutex<State>,
     wake: Condvar,
-    /// Something awaited is there.
+    /// Notified when a task that an answer waits for is queued.
     wake_awaited: Condvar,
     /// The pages of a node were dropped, or the kernel was told something else that is awaited.
     delivered: Condvar,
@@ -313,7 +311,7 @@ impl Invalidations {
     /// `killsb` is taken for reading: to write, only a mount that ends does, and in a mount that
     /// ends nobody asks for anything.
     pub(crate) fn forget_attributes(&self, nodeid: u64) {
-        // Whatever the error: the kernel does not know it, or the mount is gone.
+        // On any error, the kernel does not know it, or the mount is gone.
         let _ = self.notifier.inval_inode(nodeid, -1, 0);
     }
 
@@ -376,7 +374,7 @@ impl Invalidations {
             let dropped = match task {
                 Task::Drop(pages) => Some(pages).filter(|pages| deliver_pages(&self.notifier, pages)),
                 Task::MoveEnd(inode, size_bytes) => {
-                    // Whatever the error: the kernel does not know the file, or the mount is gone.
+                    // On any error, the kernel does not know the file, or the mount is gone.
                     let _ = self.notifier.move_end(inode.nodeid, size_bytes);
                     let is_late = self.state.lock().told(number).is_some_and(|told| told.is_given_up);
                     if is_late {
@@ -395,7 +393,7 @@ impl Invalidations {
         }
     }
 
-    /// The thread's work. Returns after [`Invalidations::close`].
+    /// The work of the thread. Returns after [`Invalidations::close`].
     pub(crate) fn deliver(&self) {
         let notifier = &self.notifier;
         let mut state = self.state.lock();
@@ -424,7 +422,7 @@ impl Invalidations {
             }
             drop(state);
             for nodes in to_forget.chunks(abi::PRUNE_NODES_MAX) {
-                // Whatever the error: the mount is gone.
+                // On any error, the mount is gone.
                 let _ = notifier.prune(nodes);
             }
             for (name, expire_only, tries) in moved {
@@ -435,7 +433,7 @@ impl Invalidations {
                 inode.lost_name.counted(&name);
             }
             if let Some((inode, name)) = name {
-                // Whatever the error: the kernel does not know the name any more, or the mount is
+                // On any error, the kernel does not know the name any more, or the mount is
                 // gone.
                 let _ = notifier.inval_entry(name.parent, &name.name, false);
                 inode.name_dropped();
@@ -445,7 +443,7 @@ impl Invalidations {
             state.delivering = None;
             state.forgetting = false;
             self.delivered.notify_all();
-            // Unless there is more to drop by now.
+            // Unless more pages must be dropped by now.
             if let Some(pages) = delivered.filter(|pages| state.is_dropped(pages.inode.nodeid)) {
                 drop_has_ended(&pages.inode);
             }
@@ -494,8 +492,8 @@ fn deliver_pages(notifier: &Notifier, pages: &Pages) -> bool {
     let result = notifier.inval_inode(pages.inode.nodeid, start, len);
     let Some(file) = &pages.inode.file else { return true };
     file.drop_ended();
-    // What the kernel does not know, it does not cache either. After any other error the next open
-    // tries again.
+    // If the kernel does not know the inode, it caches nothing of it. After any other error the
+    // next open tries again.
     let is_dropped = matches!(result, Ok(()) | Err(Errno::NOENT));
     if let (true, Some(number)) = (is_dropped, pages.number) {
         file.kernel_dropped(number);

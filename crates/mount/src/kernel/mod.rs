@@ -1,4 +1,4 @@
-//! What the kernel keeps of this mount: its cached pages, attributes and names.
+//! The kernel's caches of this mount: pages, attributes and names.
 //!
 //! - `invalidation`: having the kernel drop them, from threads of its own; `in_turn`: the queue for
 //!   that

@@ -1,30 +1,28 @@
-//! Passing files through: where the pool is of no use to a file, the kernel reads it below by
-//! itself (FUSE passthrough, Linux 6.9), as fast as if there were no mount, and keeps its pages
-//! there.
+//! Passthrough: if the pool is of no use to a file, the kernel reads the backing file by itself
+//! (FUSE passthrough, Linux 6.9). This is as fast as without a mount, and the pages are in the page
+//! cache of the backing file.
 //!
-//! A file that was opened so cannot be taken back until it is closed. So only files that are opened
-//! for reading begin to be passed, and only where nothing is lost by it:
-//! - no lender can be used, and the kernel caches nothing of the file here;
-//! - or the file is read in long streams over and over, which neither the cache nor a lender holds
-//!   ([`borrower::Usefulness`]). That is believed for a while ([`STREAMED_KEPT`]).
+//! A passed open lasts until it is closed. So passthrough begins only with opens for reading, and
+//! only if nothing is lost by it:
+//! - no lender can be used, and the mount's page cache has nothing of the file;
+//! - or the file is read in long streams over and over, and neither the cache nor a lender has room
+//!   for them ([`borrower::Usefulness`]). This decision holds for a while ([`STREAMED_KEPT`]).
 //!
-//! What must stay true:
-//! - All who have a file open have it open alike: the kernel refuses anything else
-//!   (fs/fuse/iomode.c). What a file is open like is decided by who opens it first, and everybody
-//!   after him follows, also to write. We may believe that a file is open still that the kernel has
-//!   closed; never the other way round. So a handle counts from before the open is answered until
-//!   after its RELEASE has come.
-//! - A mapping that was made while a file was passed is of the file below, and outlives the close
-//!   (backing_file_mmap, fs/backing-file.c): what is stored through it is not seen here. So a file
-//!   that was passed is passed on as long as somebody else may have it open below to write. (What
-//!   is written by us is in the page cache below: with the writeback cache the kernel passes
-//!   nothing.)
-//! - While a file is passed, READs of it (readahead(2) still sends some) do not get to the
-//!   borrower, which hears nothing of what is written. When that is over, all that was known and
-//!   cached of it before is doubted, as after a change beside the mount.
-//! - A backing number outlives the daemon, so it is written down, before the kernel is told to use
-//!   it. One that a daemon had no time to write down stays with the connection: one file held open
-//!   for each such kill.
+//! Invariants:
+//! - All opens of a file are of the same kind: the kernel refuses anything else (fs/fuse/iomode.c).
+//!   The first open decides, and all later ones follow, also those for writing. The daemon may
+//!   count a file as open that the kernel has closed, but never the other way round. So a handle
+//!   counts from before the answer to the open until after its RELEASE.
+//! - A mapping that was made while a file was passed maps the backing file, and outlives the close
+//!   (backing_file_mmap, fs/backing-file.c). The mount does not see stores through it. So a passed
+//!   file stays passed while another process may have the backing file open for writing. (The
+//!   daemon's own writes are in the page cache of the backing file: with the writeback cache the
+//!   kernel passes nothing.)
+//! - While a file is passed, its READs (readahead(2) still sends some) do not reach the borrower,
+//!   because the borrower does not see its writes. The end of passthrough is treated like an
+//!   external change of the file.
+//! - A backing id outlives the daemon, so it is recorded before the kernel uses it. If a daemon is
+//!   killed before that, the id stays with the connection: one file stays open for each such kill.
 
 use crate::backing::reserve::Spending;
 use crate::inode::Inode;
@@ -41,19 +39,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a file that was only streamed is believed to be: then it is looked at again, for two
-/// passes.
+/// How long the decision holds that a file is only streamed. Then the file is observed again, for
+/// two passes.
 const STREAMED_KEPT: Duration = Duration::from_secs(3600);
 
-/// How a file is open, or was last.
+/// The kind of the present opens of a file, or of the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Way {
-    /// It was not since the kernel knows it.
+    /// The file was not open since the kernel knows it.
     #[default]
     Fresh,
-    /// Its pages are cached here.
+    /// The mount's page cache has its pages.
     Cached,
-    /// The kernel reads and writes it below.
+    /// The kernel reads and writes the backing file.
     Passed,
 }
 
@@ -75,13 +73,13 @@ impl Passing {
         Passing { way, since: Some(Instant::now()), backing, opens: 0 }
     }
 
-    /// Whether anybody has it open.
+    /// Whether the file is open.
     pub(crate) fn is_open(&self) -> bool {
         self.opens > 0
     }
 }
 
-/// What can be passed through, if anything.
+/// The passthrough state of the connection to the kernel.
 pub(crate) struct Connection {
     device: Arc<OwnedFd>,
     memory: Arc<Memory>,
@@ -146,8 +144,7 @@ impl Inode {
         if passing.opens == 0
             && let Some(file) = &self.file
         {
-            // What a write(2) asks for, and direct I/O, goes through us as long as it need not be
-            // otherwise.
+            // Opens for writing and direct I/O do not begin passthrough.
             let may_begin = asked & (OFlags::ACCMODE | OFlags::DIRECT | OFlags::TRUNC) == OFlags::RDONLY
                 && !connection.refuses.load(Ordering::Relaxed);
             if passing.since.is_some_and(|since| passing.way == Way::Passed && since.elapsed() > STREAMED_KEPT) {
@@ -185,7 +182,7 @@ impl Inode {
         Ok(self.one_more(&mut passing))
     }
 
-    /// It was open in a daemon before this one.
+    /// Records an open that a previous daemon has answered.
     pub(crate) fn was_open(&self) -> Option<u32> {
         self.one_more(&mut self.passing.lock())
     }
@@ -195,7 +192,7 @@ impl Inode {
         passing.backing.as_ref().map(|backing| backing.number)
     }
 
-    /// One less has it open.
+    /// Records that an open has ended.
     pub(crate) fn closed(&self) {
         let mut passing = self.passing.lock();
         passing.opens -= 1;
@@ -221,7 +218,7 @@ impl Inode {
 }
 
 impl OpenFile {
-    /// What the kernel is told of it when it is opened. `keep`: what is cached of it may stay.
+    /// The answer to an open. With `keep`, the kernel may keep its cached pages.
     pub(crate) fn answer(&self, fh: u64, keep: bool, flushes: bool) -> abi::OpenOut {
         let mut open_flags = 0;
         for (flag, holds) in [

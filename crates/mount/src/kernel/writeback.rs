@@ -50,7 +50,7 @@ pub(crate) fn time_granularity_ns(directory: impl AsFd) -> u32 {
     }
 }
 
-/// What is kept of [`PROBE_NS`] by a file without a name.
+/// Returns the part of [`PROBE_NS`] that a file without a name keeps, in nanoseconds.
 fn kept_ns(directory: BorrowedFd<'_>) -> Result<u32, Errno> {
     let file = openat(directory, c".", OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR)?;
     let last_modification = Timespec { tv_sec: 1_000_000_000, tv_nsec: PROBE_NS.into() };
@@ -64,8 +64,8 @@ fn granularity_of(kept: u32) -> u32 {
     finer.find(|granularity| PROBE_NS / granularity * granularity == kept).unwrap_or(GRANULARITY_NS_MAX)
 }
 
-/// Writes what a write out of the kernel's cache has left over, to learn why. The kernel looks at
-/// the error of such a write only, and not at how much was written.
+/// Writes the rest of a short write out of the kernel's cache, to get its error. The kernel
+/// evaluates only the error of such a write, not the number of bytes.
 pub(crate) fn write_rest(fd: BorrowedFd<'_>, data: &[u8], offset: u64) -> Result<(), Errno> {
     match write_full(fd, data, offset, false)? {
         written if written == data.len() => Ok(()),
@@ -74,15 +74,16 @@ pub(crate) fn write_rest(fd: BorrowedFd<'_>, data: &[u8], offset: u64) -> Result
 }
 
 impl Passthrough {
-    /// A write out of the kernel's cache has failed: the kernel may believe a size that is not the
-    /// file's.
+    /// Records that a write out of the kernel's cache has failed: the kernel's size of the file may
+    /// be wrong.
     pub(crate) fn write_from_cache_failed(&self, inode: &Inode) {
         if self.write_mode == WriteMode::Back {
             inode.mark_misbelieved();
         }
     }
 
-    /// Times were set, and `now` shows those that are kept.
+    /// Checks the times of a file after they were set; `now` has the times that the file system
+    /// kept.
     pub(crate) fn times_were_set(&self, inode: &Arc<Inode>, args: &abi::SetattrIn, now: &Statx) {
         let is_set = args.valid & abi::fattr::MTIME != 0 && args.valid & abi::fattr::MTIME_NOW == 0;
         if self.write_mode == WriteMode::Back
@@ -94,9 +95,9 @@ impl Passthrough {
         }
     }
 
-    /// Has the kernel forget an inode whose size or times it believes wrongly, unless the file is
-    /// open: then its last close does this. Of a file with several names, the kernel keeps what it
-    /// believes until it has no memory for it.
+    /// Makes the kernel forget an inode if its size or times are wrong there. If the file is open,
+    /// its last close does this. For a file with several names, the kernel keeps the wrong values
+    /// until it needs the memory.
     pub(crate) fn correct_kernel(&self, inode: &Arc<Inode>) {
         if !inode.is_misbelieved() || inode.is_open() {
             return;
@@ -108,8 +109,9 @@ impl Passthrough {
         }
     }
 
-    /// The kernel has looked an inode up. If it was to forget it, somebody may have had it in use
-    /// just then, even a message of ours: then it goes on with the inode that it has.
+    /// Handles a lookup of an inode that the kernel was to forget. The inode may have been in use
+    /// at that moment, even by a notification of this daemon. Then the kernel has kept it, and must
+    /// be told again.
     pub(crate) fn correct_kernel_again(&self, nodeid: u64) {
         if self.write_mode == WriteMode::Back
             && let Ok(inode) = self.inodes.get(nodeid)

@@ -1,11 +1,11 @@
-//! What to mount, where, and how.
+//! The configuration of a mount.
 
 use rustix::mount::MountFlags;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// When a write reaches the directory below.
+/// When a write reaches the backing directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WriteMode {
@@ -19,54 +19,55 @@ pub enum WriteMode {
 /// How to mount.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The directory below.
+    /// The backing directory.
     pub source: PathBuf,
     /// Where to mount it; the same path as `source` to mount it over itself.
     pub mountpoint: PathBuf,
-    /// When writes reach the directory below.
+    /// When writes reach the backing directory.
     pub write: WriteMode,
-    /// Whether the kernel reads ahead as far as a lender makes it worth. Guests read ahead
-    /// themselves.
+    /// Whether the kernel uses the large read-ahead window that pays off with lenders. Images do
+    /// not need it, because guests read ahead themselves.
     pub wide_readahead: bool,
-    /// Whether files that the pool is of no use to are passed through: the kernel reads them below
-    /// by itself (Linux 6.9, root, writes `Through`).
+    /// Whether the kernel reads backing files by itself if the pool is of no use to them
+    /// (passthrough; Linux 6.9, root, writes `Through`).
     pub pass: bool,
-    /// Whether idmapped mounts of it can be made (Linux 6.12). The kernel then says whose a request
-    /// is only where that creates a file.
+    /// Whether idmapped mounts of the mountpoint are possible (Linux 6.12). The kernel then names
+    /// the user of a request only if the request creates a file.
     pub idmapped: bool,
-    /// What is forbidden there beyond what the mount below forbids: `RDONLY`, `NOSUID`, `NODEV`,
-    /// `NOEXEC`.
+    /// Restrictions at the mountpoint, in addition to those of SOURCE's mount: `RDONLY`, `NOSUID`,
+    /// `NODEV`, `NOEXEC`.
     pub flags: MountFlags,
-    /// Whether file systems that are mounted below `source` are shown; else their mount points
-    /// appear as closed directories.
+    /// Whether file systems that are mounted within `source` are shown. Otherwise their mount
+    /// points appear as closed directories.
     pub cross_mounts: bool,
     /// Worker threads: as many requests are handled at once. At least 2.
     pub threads: usize,
-    /// How long the kernel believes attributes without asking: how late a change made beside the
-    /// mount may be seen. Zero: not at all.
+    /// How long the kernel may cache attributes. An external change is seen at most so much later.
+    /// Zero: the kernel always asks.
     pub attr_timeout: Duration,
-    /// How long the kernel believes attributes without asking where we are told of changes made
-    /// beside the mount, and have the kernel ask again.
+    /// How long the kernel may cache attributes if fanotify reports external changes of the file.
+    /// The mount then makes the kernel ask again.
     pub told_attr_timeout: Duration,
-    /// How long the kernel believes the name of a file without asking. Long: once it has passed,
-    /// closing a file drops its last name in the kernel, and with it the inode and all that is
-    /// cached of it. Names changed beside the mount are found at open and getattr.
+    /// How long the kernel may cache the name of a file. This is long, because after it closing a
+    /// file drops its last name in the kernel, and with it the inode and all cached pages. External
+    /// changes of names are found at open and getattr.
     pub entry_timeout: Duration,
     /// Descriptors that may be spent on holding inodes; beyond it, file handles are used where they
     /// can be. None: [`Config::INODE_DESCRIPTORS_MAX`]. Open files and the daemon's reserve go
     /// first in any case.
     pub inode_descriptors_max: Option<usize>,
-    /// How long what was written may lie in the page cache below before it is written to the disk
-    /// and dropped there.
+    /// How long written pages may stay in the page cache of the backing file before they are
+    /// written to the disk and dropped.
     pub written_linger: Duration,
-    /// So many bytes of that, and it is written sooner. It is memory of the daemon's cgroup.
+    /// With more bytes than this, such pages are written earlier. Their memory belongs to the
+    /// daemon's cgroup.
     pub written_bytes: u64,
 }
 
 impl Config {
-    /// Each descriptor pins an inode of the file system below in memory (about 1.5 KiB).
+    /// Each descriptor pins an inode of the backing file system in memory (about 1.5 KiB).
     pub const INODE_DESCRIPTORS_MAX: usize = 256 << 10;
-    /// What nobody tells of (docs/design/consistency.md, Attributes) is seen when it is over.
+    /// Unreported changes (docs/design/consistency.md, Attributes) are seen after this time.
     pub const TOLD_ATTR_TIMEOUT: Duration = Duration::from_secs(60);
     /// As long as the kernel leaves dirty pages by themselves (vm.dirty_expire_centisecs).
     pub const WRITTEN_LINGER: Duration = Duration::from_secs(30);

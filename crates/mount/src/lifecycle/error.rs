@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// What went wrong.
+/// An error of making or ending a mount.
 #[derive(Debug)]
 #[allow(missing_docs)] // The messages say what each means.
 pub enum Error {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// How often workers that wait for a request are interrupted, until all have left.
 const INTERRUPT_AGAIN: Duration = Duration::from_millis(1);
 
-/// What is known of a mount before its first request is served.
+/// Properties of a mount that are known before its first request is served.
 #[derive(Clone, Copy, Debug)]
 pub struct MountInfo {
     /// The mount's device number, as `st_dev`.
@@ -45,7 +45,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// The directory below, without symbolic links.
+    /// The backing directory, without symbolic links.
     pub fn source(&self) -> &Path {
         &self.shared.source
     }
@@ -123,7 +123,7 @@ impl Mount {
         self.shared.filesystem.keep.flush(limit)
     }
 
-    /// What it has done so far.
+    /// Returns the counters of the work done so far.
     pub fn status(&self) -> Status {
         let filesystem = &self.shared.filesystem;
         let (written_files_pending, written_bytes_pending) = filesystem.ledger.pending();

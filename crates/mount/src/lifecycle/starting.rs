@@ -54,13 +54,13 @@ pub(crate) const THREADS_MIN: usize = 2;
 /// Whether one of our mounts is there, alive or dead.
 ///
 /// # Errors
-/// When the list of mounts cannot be read.
+/// Fails if the list of mounts cannot be read.
 pub fn is_mounted(mountpoint: &Path) -> io::Result<bool> {
     Ok(mounting::find(mountpoint, SUBTYPE)?.is_some())
 }
 
-/// Changes what one of our mounts forbids, as mount(8) with `-o remount`: `RDONLY`, `NOSUID`,
-/// `NODEV`, `NOEXEC`. What is in neither set stays as it is.
+/// Changes the restrictions of one of Puma's mounts, like mount(8) with `-o remount`: `RDONLY`,
+/// `NOSUID`, `NODEV`, `NOEXEC`. Flags in neither set stay unchanged.
 ///
 /// # Errors
 /// When there is no mount of ours, or the kernel refuses: EBUSY if a file is open for writing and
@@ -81,7 +81,7 @@ pub fn remount(mountpoint: &Path, forbids: MountFlags, permits: MountFlags) -> R
     })
 }
 
-/// What a mount forbids.
+/// The restrictions of a mount.
 fn flags_of(found: &StatVfs) -> MountFlags {
     let flags = [
         (StatVfsMountFlags::RDONLY, MountFlags::RDONLY),
@@ -92,10 +92,10 @@ fn flags_of(found: &StatVfs) -> MountFlags {
     flags.into_iter().filter(|(here, _)| found.f_flag.contains(*here)).map(|(_, there)| there).collect()
 }
 
-/// Takes a mount away that nobody serves any more.
+/// Detaches a mount that no daemon serves any more.
 ///
 /// # Errors
-/// When it cannot be; also when there is none.
+/// Fails if the mount cannot be detached, also if there is none.
 pub fn detach(mountpoint: &Path) -> io::Result<()> {
     mounting::unmount(mountpoint, true)
 }
@@ -226,7 +226,7 @@ pub fn raise_limits() {
 
 fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> Result<(OwnedFd, Privilege), Error> {
     let mut flags = config.flags;
-    // What the mount below forbids stays forbidden.
+    // The restrictions of SOURCE's mount stay in force.
     if let Ok(below) = rustix::fs::fstatvfs(below) {
         flags |= flags_of(&below);
     }

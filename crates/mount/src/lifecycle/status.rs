@@ -1,4 +1,4 @@
-//! What a mount has done: counters, and a snapshot of them for `status`.
+//! Counters of a mount's work, and a snapshot of them for `status`.
 
 use fuse::abi::opcode;
 use serde::Serialize;
@@ -61,7 +61,7 @@ impl Counters {
 /// A snapshot. The counts are since this daemon began.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
-    /// The directory below.
+    /// The backing directory.
     pub source: String,
     /// Where it is mounted.
     pub mountpoint: String,
@@ -98,7 +98,7 @@ pub struct Status {
     pub descriptors: usize,
     /// Descriptors that the daemon may have (RLIMIT_NOFILE), its reserve among them.
     pub descriptors_max: usize,
-    /// Files of which we are told what is done to them beside the mount.
+    /// Files whose external changes fanotify reports.
     pub files_told_of: usize,
     /// Files with pages that were written below and not yet dropped there.
     pub written_files_pending: usize,

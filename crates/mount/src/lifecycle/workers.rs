@@ -3,8 +3,8 @@
 //!
 //! The kernel's requests are read by workers (`--threads`, or more). When all of them are held up,
 //! by a slow disk or a frozen file system, another one is started, up to [`WORKERS_MAX`]; those
-//! that were idle for [`IDLE_PERIOD`] end. What must never happen: that a request which could be
-//! answered at once waits because others cannot.
+//! that were idle for [`IDLE_PERIOD`] end. A request that could be answered at once must never wait
+//! for requests that cannot.
 
 use crate::kernel::invalidation::AWAITED_THREADS;
 use crate::lifecycle::running::{JANITOR, NOTIFIER, Shared};

@@ -1,12 +1,12 @@
 //! Announcing changes to the borrower.
 //!
 //! Every change of a regular file is announced before it is applied, and ends before it is
-//! answered. A change holds the inode's `changing` lock from its first stamp to its last, so that
-//! what lies between them is its own doing or somebody's beside us. READ never takes that lock, but
-//! waits in the borrower for a change of its own pages: so what is done under it must depend on
-//! nothing but the file system below. Only an open that moves the end of a file waits for the
-//! kernel under it, and not for long. Where two inodes are changed at once (rename), they are
-//! locked in the order of their node ids.
+//! answered. A change holds the inode's `changing` lock from its first stamp to its last. So a
+//! difference between these stamps comes from this change, or from an external change. READ never
+//! takes that lock, but waits in the borrower for a change of its own pages. So operations under
+//! the lock must depend only on the backing file system. The one exception is an open that moves
+//! the end of a file: it waits for the kernel for a limited time. If two inodes change at once
+//! (rename), they are locked in the order of their node ids.
 
 use crate::filesystem::Passthrough;
 use crate::inode::handle::OpenFile;
@@ -162,7 +162,7 @@ impl Passthrough {
         let mut guards = [None, None];
         for (slot, inode) in guards.iter_mut().zip(inodes) {
             let Some((inode, file)) = inode.and_then(|inode| Some((inode, inode.file.as_ref()?))) else { continue };
-            // What cannot be reached by a handle has no name left: nobody is going to open it.
+            // A file that its handle does not find has no name left: nobody can open it.
             let Ok(anchor) = self.inodes.anchor(inode) else { continue };
             let before = stamp_of(&stat(&anchor)?);
             *slot = Some((self.borrower.change(file, Change::Attributes, before), anchor));

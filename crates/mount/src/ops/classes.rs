@@ -1,12 +1,13 @@
-//! What each request may have to wait for below, hence which of its user's shares it counts to
-//! ([`fuse::Class`]).
+//! Classes of requests ([`fuse::Class`]): the parts of the backing file system that each may have
+//! to wait for. A request counts towards its user's share of workers for its class.
 //!
-//! What must never happen: that a request counts which another one waits for that is being handled.
-//! So forgetting never does, and a change counts until it is done.
+//! A request that another request in progress waits for must never count. So forgetting never
+//! counts, and a change counts until it is done.
 
 use fuse::{Class, Operation, abi};
 
-/// The class of a request that is no READ. None: it waits for nothing, or somebody waits for it.
+/// The class of a request other than READ. `None` if the request waits for nothing, or if another
+/// request waits for it.
 pub(crate) fn class(operation: &Operation<'_>) -> Option<Class> {
     Some(match operation {
         Operation::Lookup { .. }

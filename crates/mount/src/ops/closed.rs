@@ -1,10 +1,10 @@
-//! Mount points below SOURCE that are not crossed into: shown as empty, closed directories (or
-//! files), without anything being opened.
+//! Mount points within SOURCE that are not crossed into. They appear as empty, closed directories
+//! (or files), and nothing of them is opened.
 //!
-//! The id of such a node is made of its parent's and of its name, so that nothing is remembered of
-//! it, and a successor of this daemon has the same. Looking for a name in it, opening it as a file,
-//! and each change fails with EXDEV, and one line of the log says why. When the file system is
-//! unmounted, the next lookup finds the directory itself.
+//! The id of such a node is computed from its parent's id and its name. So no state is kept, and a
+//! successor computes the same id. Looking up a name in it, opening it as a file, and each change
+//! fail with EXDEV, and one log line explains this. After the file system is unmounted, the next
+//! lookup finds the directory itself.
 
 use crate::filesystem::Passthrough;
 use crate::inode::Inode;
@@ -50,7 +50,7 @@ fn attributes(node: u64) -> abi::Attr {
 }
 
 impl Passthrough {
-    /// What the kernel is told of a mount point that is not crossed into.
+    /// The answer to a lookup of a mount point that is not crossed into.
     pub(crate) fn closed_entry(&self, parent: &Inode, name: &CStr) -> Result<abi::EntryOut, Errno> {
         let anchor = self.inodes.anchor(parent)?;
         let path = std::fs::read_link(OsStr::from_bytes(ProcPath::new(&anchor).path().to_bytes()));

@@ -1,4 +1,4 @@
-//! As whom a worker acts below.
+//! The user as which a worker accesses backing files.
 //!
 //! As root, the kernel has checked permissions already (`default_permissions`); what remains is
 //! that new files belong to the caller, honour its umask and the default ACL, and that set-uid bits
@@ -6,8 +6,7 @@
 //! `unshare(CLONE_FS)` for the umask, raw system calls for the ids, capset for CAP_FSETID. As an
 //! ordinary user there is nothing to switch: everything is done as that user.
 //!
-//! What must never happen: a worker that goes on to the next request as somebody else. So every
-//! switch is a guard.
+//! A worker must never handle the next request as another user. So every switch is a guard.
 
 use crate::filesystem::Passthrough;
 use crate::inode::Inode;

@@ -2,15 +2,16 @@
 //!
 //! - READ goes through the borrower (`reads.rs`), unless it is direct: the kernel marks direct
 //!   requests (READ_LOCKOWNER, WRITE_LOCKOWNER), whatever becomes of the handle's flags meanwhile.
-//! - A READ is answered short only where the file ends, because the kernel takes its end from it.
-//! - WRITE is in the page cache below before it is answered. O_TRUNC never arrives with OPEN, since
-//!   ATOMIC_O_TRUNC is not negotiated: the kernel sends a SETATTR instead, under the inode's lock,
-//!   so no write can slip between the truncation and the kernel's dropping of its pages.
-//! - O_APPEND is applied below per write (RWF_APPEND), so that others who append to the file beside
-//!   us do not get overwritten. If the bytes then landed elsewhere than the kernel believes, it
-//!   must drop its pages.
-//! - Where the kernel must drop pages because of a write(2), the answer waits until it has, for a
-//!   limited time: so that who has written reads what he wrote.
+//! - A READ is answered short only at the end of the file, because the kernel derives the end from
+//!   it.
+//! - A WRITE is in the page cache of the backing file before it is answered. O_TRUNC never arrives
+//!   with OPEN, because ATOMIC_O_TRUNC is not negotiated. The kernel sends a SETATTR instead, under
+//!   the inode's lock. So no write can come between the truncation and the kernel's dropping of its
+//!   pages.
+//! - O_APPEND is applied for each write (RWF_APPEND), so that external appends are not overwritten.
+//!   If the bytes are then at another offset than the kernel assumes, it must drop its pages.
+//! - If the kernel must drop pages because of a write(2), the answer waits for that, for a limited
+//!   time. So the writer reads its own bytes.
 
 use crate::backing::reserve::Spending;
 use crate::filesystem::Passthrough;
@@ -185,7 +186,8 @@ impl Passthrough {
         }
         let keep = self.observe_now(&inode, &file, is_new)?;
         if backing.is_some() {
-            // What it believes of the file for long will not be told of any more.
+            // Changes of this file are not reported while it is open, so the kernel must ask for
+            // its attributes again.
             self.beside.ask_again(&inode);
             self.counters.passed_opens.add(1);
         } else if !keep {
@@ -383,9 +385,9 @@ impl Passthrough {
         }
     }
 
-    /// What the kernel must drop after a write, in bytes, because it may cache something else than
-    /// the file holds. Rarely anything, because drops let READs overtake writes that wait in the
-    /// kernel's queue.
+    /// Returns the ranges, in bytes, that the kernel must drop after a write, because its cache may
+    /// differ from the file. Usually there are none: each drop lets READs overtake writes that wait
+    /// in the kernel's queue.
     fn stale_after(
         &self,
         inode: &Inode,
@@ -418,8 +420,8 @@ impl Passthrough {
         } else if outcome.value.is_merged {
             stale.push((offset, end));
         }
-        // What a mapping stored behind the old end stays in the kernel's page, but between the ends
-        // are zeros now.
+        // Bytes that a mapping stored behind the old end stay in the kernel's page, although the
+        // file now has zeros between the ends.
         if is_through
             && inode.mapped_writes.load(Ordering::Relaxed)
             && old_end < offset
@@ -431,8 +433,8 @@ impl Passthrough {
         stale
     }
 
-    /// Closing one of the descriptors: so that what the file system below has to say at close is
-    /// heard.
+    /// Handles the close of a descriptor: returns the error that the backing file system reports at
+    /// close.
     pub(crate) fn flush(&self, fh: u64) -> Result<(), Errno> {
         let file = self.handles.file(fh)?;
         file.in_use();
@@ -474,8 +476,8 @@ impl Passthrough {
         file.told.tell(&file.fd, synced)
     }
 
-    /// The file below may hold older bytes than were written, and no stamp tells of it: so nothing
-    /// that is lent or cached of it is believed.
+    /// Handles an error of writeback. The backing file may have older bytes than were written, and
+    /// its stamp does not show this. So all lent and cached pages of the file are discarded.
     fn writeback_failed(&self, inode: &Arc<Inode>) {
         let Some(file) = &inode.file else { return };
         let _changing = inode.changing.lock();
@@ -487,7 +489,7 @@ impl Passthrough {
     }
 }
 
-/// How a write went.
+/// The result of a write.
 struct Written {
     bytes: usize,
     /// The backing file as it was before.
@@ -530,8 +532,8 @@ fn write_append_only(file: &OpenFile, fd: BorrowedFd<'_>, data: &[u8], offset: u
     Ok(there + write_full(fd, &data[there..], end, true)?)
 }
 
-/// Writes until everything is written or an error comes. An error after some bytes ends the
-/// writing; if it lasts, the next write finds it.
+/// Writes until everything is written or an error occurs. After an error behind some bytes, the
+/// number of written bytes is returned; a persistent error fails the next write.
 pub(crate) fn write_full(fd: BorrowedFd<'_>, data: &[u8], offset: u64, append: bool) -> Result<usize, Errno> {
     let flags = if append { ReadWriteFlags::APPEND } else { ReadWriteFlags::empty() };
     let mut done = 0;

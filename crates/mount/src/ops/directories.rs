@@ -1,6 +1,5 @@
-//! Reading directories: the kernel's offsets are the `d_off` of the directory below, so telldir and
-//! seekdir hold, also for directories of any size, and nothing is kept but one buffer per open
-//! directory.
+//! Reading directories. The kernel's offsets are the `d_off` of the backing directory, so telldir
+//! and seekdir work for directories of any size. Only one buffer is kept for each open directory.
 
 use crate::filesystem::Passthrough;
 use crate::inode::handle::OpenDirectory;
@@ -13,14 +12,13 @@ use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-/// Read from the directory below at once, per open directory. A little more than the kernel asks
-/// for at once in most cases.
+/// Size of the buffer of an open directory: a little more than the kernel usually requests at once.
 const LISTING_BYTES: usize = 32 << 10;
 
 /// One entry.
 pub(crate) struct Entry<'a> {
     pub inode: u64,
-    /// Where the next one begins.
+    /// The offset of the next entry.
     pub next_offset: u64,
     pub kind: u32,
     pub name: &'a CStr,
@@ -36,7 +34,7 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// `fd` is open for reading, at the beginning.
+    /// Creates a listing from `fd`, which is open for reading, at the beginning.
     pub(crate) fn new(fd: OwnedFd) -> Listing {
         Listing { fd: Arc::new(fd), buffer: Vec::new(), start: 0, position: 0 }
     }
@@ -46,11 +44,11 @@ impl Listing {
         &self.fd
     }
 
-    /// Hands out the entries from `offset` on, until `take` does not want one more (which is handed
-    /// out again next time).
+    /// Passes the entries from `offset` on to `take`, until `take` returns false. That entry is
+    /// passed again next time.
     pub(crate) fn read(&mut self, offset: u64, mut take: impl FnMut(&Entry<'_>) -> bool) -> Result<(), Errno> {
         if offset != self.position || offset == 0 {
-            // Rewound or moved: what was read ahead is another place's, or too old.
+            // The offset was moved: the buffer belongs to another place, or is too old.
             self.buffer.clear();
             self.start = 0;
             rustix::fs::seek(&self.fd, SeekFrom::Start(offset))?;
@@ -132,7 +130,7 @@ impl<'a> Entries<'a> {
         self.len = padded;
     }
 
-    /// What is there.
+    /// Returns the entries added so far, as bytes.
     pub(crate) fn finish(self) -> &'a [u8] {
         &self.buffer[..self.len]
     }

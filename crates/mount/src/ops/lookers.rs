@@ -1,36 +1,35 @@
-//! Processes that look at what they list.
+//! Processes that use the attributes of the entries that they list.
 //!
-//! Reading the beginning of a directory the kernel asks for the attributes of all entries, too
-//! (READDIRPLUS). For `ls -l`, `find -size` or `git status` that is the fast way; but for whoever
-//! wants names only, a lookup of each entry costs many times what the listing does. The kernel
-//! cannot know. We can: who lists is given names only at first; if the same task then looks one of
-//! them up, it is a *looker*, whose listings come with attributes from then on. What was not given
-//! the kernel asks for itself, so being wrong costs time only.
+//! At the beginning of a directory, the kernel also requests the attributes of all entries
+//! (READDIRPLUS). This is fast for `ls -l`, `find -size` or `git status`. For a task that needs
+//! only names, a lookup of each entry costs many times as much as the listing. So a listing has
+//! names only at first. If the same task then looks up one of them, it is a *looker*, and its
+//! listings have attributes from then on. The kernel requests missing attributes itself, so a wrong
+//! guess costs only time.
 //!
-//! A looker is put to the test again now and then, because what we give it is never asked for.
-//! Further on in a directory the kernel asks for attributes only if entries of it were looked up,
-//! and gets them.
+//! A looker is tested again from time to time, because the kernel never requests attributes that it
+//! got with a listing. Later in a directory, the kernel requests attributes only if entries of it
+//! were looked up, and gets them.
 
 use parking_lot::Mutex;
 
-/// Tasks remembered, each at the place that its number says; another one with that place drives it
-/// out.
+/// Number of tasks that are remembered. The thread id determines the slot, and a newer task
+/// replaces the older one.
 const TASKS: usize = 64;
 
-/// Beginnings of directories that a looker is given with attributes before it is put to the test
-/// again.
+/// Number of directories that a looker gets with attributes before it is tested again.
 const LISTINGS_MAX: u32 = 64;
 
 #[derive(Clone, Copy, Default)]
 struct Task {
     id: u32,
-    /// The directory whose names it was given last.
+    /// The directory that the task listed last without attributes.
     directory: u64,
-    /// How often it is still given attributes.
+    /// Number of listings that still come with attributes.
     listings: u32,
 }
 
-/// The tasks that have listed lately.
+/// The tasks that have listed directories recently.
 pub(crate) struct Lookers {
     tasks: Mutex<[Task; TASKS]>,
 }

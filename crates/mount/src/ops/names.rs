@@ -1,12 +1,12 @@
 //! Operations on names: finding, making, moving and removing them.
 //!
-//! Whatever gives the kernel a node counts a lookup. Making is done as the caller ([`Acting`]);
-//! moving and removing as ourselves, for the kernel has checked who may. Removing or replacing a
-//! name of a file moves its change time, so the borrower is told.
+//! Each answer with a node counts a lookup. Files are created as the caller ([`Acting`]). They are
+//! moved and removed as the daemon's user, because the kernel has checked permissions. Removing or
+//! replacing a name of a file changes its change time, so the change is announced to the borrower.
 //!
-//! None of these can be done twice, so each leaves an intent (see `takeover/resent.rs`). One that
-//! was begun by a daemon that died counts as done when the names say so: the removed or moved file
-//! is no longer under its name, or what was to be made is there.
+//! None of these operations can be repeated, so each records an intent (see `takeover/resent.rs`).
+//! An operation that a dead daemon has begun counts as done if the names show it: the removed or
+//! moved file no longer has its name, or the new file exists.
 
 use crate::filesystem::Passthrough;
 use crate::inode::descriptors::Taken;
@@ -27,16 +27,16 @@ use std::time::Instant;
 /// Longest target of a symbolic link, as everywhere in Linux.
 const TARGET_BYTES_MAX: usize = 4096;
 
-/// What a rename moves, or replaces.
+/// The file that a rename moves or replaces.
 struct Subject {
-    /// Whether something is there below.
+    /// Whether the backing directory has this file.
     was_found: bool,
-    /// The node of it, if the kernel knows it, and a descriptor that keeps it.
+    /// Its node, if the kernel knows it, and a descriptor that holds the file.
     known: Option<(Arc<Inode>, OwnedFd)>,
 }
 
 impl Passthrough {
-    /// Opens a name with O_PATH and learns who it is.
+    /// Opens a name with O_PATH, and determines the file's identity.
     fn find(&self, parent: impl AsFd, name: &CStr) -> Result<Found, Errno> {
         if matches!(name.to_bytes(), b"" | b"." | b"..") || name.to_bytes().contains(&b'/') {
             return Err(Errno::INVAL); // The kernel never asks for these: we do not offer EXPORT_SUPPORT.
@@ -45,8 +45,8 @@ impl Passthrough {
     }
 
     fn found(&self, fd: OwnedFd) -> Result<Found, Errno> {
-        // Somebody may have mounted us below ourselves. DONT_SYNC sees that without sending us a
-        // request.
+        // This mount may be mounted within itself. DONT_SYNC detects that without a request to this
+        // daemon.
         let now = statx(&fd, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, STATX_MASK)?;
         if device_of(&now) == self.own_device {
             return Err(Errno::LOOP);
@@ -55,14 +55,14 @@ impl Passthrough {
         Ok(Found::new(fd, now))
     }
 
-    /// What the kernel is told of a file that was found, with one more lookup.
+    /// The answer for a file that was found, with one more lookup.
     fn enter(&self, found: Found, name: Option<(&Inode, &CStr)>) -> Result<(abi::EntryOut, Arc<Inode>), Errno> {
         if self.inodes.known(&found).is_none() {
             self.make_room();
         }
         let inode = self.inodes.reference(found)?;
         inode.stale.lock().looked_up(Instant::now);
-        // Stat again, now that the borrower's view of it can be held still.
+        // Stat again, now that the borrower's state of the file can be locked.
         let now = self.inodes.anchor(&inode).and_then(|anchor| self.stat_observed(&inode, &anchor));
         match now {
             Ok(now) => {
@@ -98,8 +98,8 @@ impl Passthrough {
         entry
     }
 
-    /// For a listing. None: the kernel knows the file, and may believe for longer what it was told
-    /// of it than what it would be told now, or is to forget it.
+    /// A lookup for a listing. Returns `None` if the kernel knows the file and may cache its
+    /// attributes for longer than this answer would allow, or must forget it.
     pub(crate) fn lookup_listed(&self, parent: &Inode, name: &CStr) -> Result<Option<abi::EntryOut>, Errno> {
         let found = self.find(self.inodes.anchor(parent)?, name)?;
         let is_left = |inode: Arc<Inode>| inode.marked.is_marked() || inode.is_misbelieved();
@@ -109,9 +109,9 @@ impl Passthrough {
         Ok(Some(self.enter(found, Some((parent, name)))?.0))
     }
 
-    /// The kernel believes the names of files for long (see [`crate::Config::entry_timeout`]). Has
-    /// it look those up again that are no longer this node's, because somebody changed the
-    /// directory beside us. Returns whether there was one.
+    /// Makes the kernel look up names again that no longer lead to this node, because of an
+    /// external change. The kernel may cache names for long (see [`crate::Config::entry_timeout`]).
+    /// Returns whether there was such a name.
     pub(crate) fn drop_stale_names(&self, inode: &Arc<Inode>) -> bool {
         let is_stale = |name: &Name| {
             let Ok(parent) = self.inodes.get(name.parent) else { return false };
@@ -133,8 +133,8 @@ impl Passthrough {
         false
     }
 
-    /// What is asked for by a name must not be done to the file that has had it (see
-    /// `inode/stale.rs`).
+    /// Refuses a request by a stale name, so that it does not apply to the file that had the name
+    /// before (see `inode/stale.rs`).
     pub(crate) fn check_name(&self, inode: &Arc<Inode>, task: u32) -> Result<(), Errno> {
         let found = match self.drop_stale_names(inode) {
             true => stale::Found::Stale,
@@ -216,8 +216,8 @@ impl Passthrough {
         self.make(parent, name, kind, creator, attempt, |parent| rustix::fs::mknodat(parent, name, kind, mode, device))
     }
 
-    /// Begun before and there now, of that kind and the creator's: it was made by the first
-    /// attempt.
+    /// Creates a file. If an earlier attempt has begun, and there is a file of that kind and
+    /// creator, the first attempt has created it.
     fn make(
         &self,
         parent: u64,
@@ -247,7 +247,7 @@ impl Passthrough {
         Ok(self.enter(self.find(&anchor, name)?, Some((&parent, name)))?.0)
     }
 
-    /// Whether what is there looks like what an attempt before this one was to make.
+    /// Whether the existing file looks like the one that an earlier attempt was to create.
     fn was_made(&self, parent: impl AsFd, name: &CStr, kind: FileType, creator: Creator) -> bool {
         self.find(parent, name).is_ok_and(|found| {
             FileType::from_raw_mode(found.stat.stx_mode.into()) == kind
@@ -256,7 +256,8 @@ impl Passthrough {
         })
     }
 
-    /// Begun before, and the name is the file's now: done.
+    /// Creates a link. If an earlier attempt has begun and the name already leads to the file, the
+    /// operation is done.
     pub(crate) fn link(
         &self,
         node: u64,
@@ -292,7 +293,8 @@ impl Passthrough {
         Ok(self.enter(self.find(&to, new_name)?, Some((&parent, new_name)))?.0)
     }
 
-    /// Begun before, and the name is not that file's any more: done.
+    /// Removes a name. If an earlier attempt has begun and the name no longer leads to that file,
+    /// the operation is done.
     pub(crate) fn unlink(&self, parent: u64, name: &CStr, directory: bool, attempt: &Attempt<'_>) -> Result<(), Errno> {
         if let Some(result) = attempt.done() {
             return result.map(drop);
@@ -320,16 +322,16 @@ impl Passthrough {
         Ok(())
     }
 
-    /// A name was removed through us: the kernel knows.
+    /// Records that a name was removed through the mount, which the kernel knows.
     fn name_removed(&self, victim: Option<&(Arc<Inode>, OwnedFd)>, from: (&Inode, &CStr)) {
         if let Some((inode, _)) = victim {
             inode.name_moved((from.0.nodeid, from.1), None);
         }
     }
 
-    /// A name was moved through us: the kernel has taken along what it believes of it. That need
-    /// not be this file, if somebody has replaced the file beside us: before it renames the kernel
-    /// does not look up again what it believes. Then it has to look the new name up again.
+    /// Records that a name was moved through the mount. The kernel moves its cached entry, which
+    /// may be of another file if the file was replaced externally: before a rename the kernel does
+    /// not revalidate. In that case the kernel has to look up the new name again.
     fn name_moved(&self, subject: &Subject, from: (&Inode, &CStr), to: (&Inode, &CStr)) {
         let to = (to.0.nodeid, to.1);
         let known =
@@ -356,7 +358,7 @@ impl Passthrough {
         let flags = RenameFlags::from_bits_retain(flags);
         let is_exchange = flags.contains(RenameFlags::EXCHANGE);
         if let Some(result) = attempt.done() {
-            // What was asked of the kernel then, it may not have been told.
+            // An earlier notification for this name may not have reached the kernel.
             if result.is_ok() {
                 self.invalidations.request_moved((new_parent, new_name), true);
                 if is_exchange {
@@ -391,7 +393,7 @@ impl Passthrough {
         attempt.begin(subject);
         let losing = Losing::begin(inodes[1].filter(|_| !is_exchange), &new_parent, new_name);
         let renamed = self.change_attributes(inodes, || {
-            // A whiteout is a new file, and the caller's.
+            // A whiteout is a new file, which belongs to the caller.
             let _acting = match flags.contains(RenameFlags::WHITEOUT) {
                 true => Some(Acting::begin(self.privilege, creator)?),
                 false => None,
@@ -413,7 +415,7 @@ impl Passthrough {
         Ok(())
     }
 
-    /// What is about to be moved.
+    /// The file that is about to be moved.
     fn subject(&self, found: Result<Found, Errno>) -> Subject {
         Subject { was_found: found.is_ok(), known: self.known(found) }
     }
@@ -426,7 +428,8 @@ impl Passthrough {
         Some((inode, found.fd))
     }
 
-    /// A name of it is gone. If it was the last one, the file lives on only as long as it is held.
+    /// Handles the loss of a name. If it was the last one, the file exists only as long as a
+    /// descriptor holds it.
     fn after_loss(&self, victim: Option<(Arc<Inode>, OwnedFd)>) {
         let Some((inode, fd)) = victim else { return };
         let gone = |now: &rustix::fs::Statx| now.stx_nlink == 0 || inode.kind == FileType::Directory;
@@ -479,9 +482,9 @@ impl Passthrough {
                 let flags = self.flags_below(asked) | OFlags::NOFOLLOW;
                 openat(self.inodes.anchor(parent)?, name, flags, Mode::empty())
             }
-            // Somebody beside us was faster than the kernel's view of the directory. The kernel
-            // believes that the file is new, and asks nobody's permission; so it must look the name
-            // up again, and open the file as any other.
+            // The file was created externally, and the kernel's view of the directory is older. The
+            // kernel assumes that the file is new, and checks no permissions. So it must look the
+            // name up again, and open the file normally.
             Err(Errno::EXIST) if !asked.contains(OFlags::EXCL) => Err(Errno::STALE),
             Err(errno) => Err(errno),
         }

@@ -1,5 +1,5 @@
-//! READs out of the kernel's page cache: taken out of the kernel's queue as long as the borrower
-//! likes to answer them together.
+//! READs of the kernel's page cache. The worker dequeues more of them as long as the borrower can
+//! answer them together.
 
 use crate::filesystem::Passthrough;
 use crate::inode::handle::OpenFile;
@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A READ that the borrower has taken.
+/// A READ that the borrower has accepted.
 struct Taken<'m> {
     request: Request<'static>,
     reply: Reply<'m>,
@@ -20,17 +20,17 @@ struct Taken<'m> {
     overtaken: u64,
 }
 
-/// The READs that are being answered.
+/// The batch of READs that are being answered.
 struct Reads<'a, 'm> {
     mount: &'a Passthrough,
     more: &'a mut More<'m>,
     first: Option<(Request<'static>, Reply<'m>)>,
-    /// Of those that the borrower has taken.
+    /// The replies of the READs that the borrower has accepted.
     replies: [Option<Taken<'m>>; BATCH_READS_MAX],
     taken: usize,
     /// The READ that is being answered may not wait for the backing file now.
     is_refused: bool,
-    /// One that is nothing for the borrower.
+    /// A request that is not for the borrower, and ends the batch.
     other: Option<(Request<'static>, Reply<'m>)>,
 }
 
@@ -55,14 +55,14 @@ impl Passthrough {
         }
     }
 
-    /// What the borrower has to know of a READ; none if it is not for it.
+    /// The data of a READ for the borrower; `None` if the READ is not for the borrower.
     fn cached_read(&self, request: &Request<'_>) -> Option<ReadRequest<OpenFile>> {
         let Operation::Read(args) = request.operation else { return None };
         if args.read_flags & abi::READ_LOCKOWNER != 0 {
             return None;
         }
         let below = self.handles.file(args.fh).ok()?;
-        // It may be changed below without our knowing.
+        // With passthrough the backing file may change without an announcement.
         if below.backing.is_some() {
             return None;
         }
@@ -74,7 +74,7 @@ impl Passthrough {
 
 impl borrower::Reads<OpenFile> for Reads<'_, '_> {
     fn next(&mut self) -> Option<ReadRequest<OpenFile>> {
-        // It is handled when those that the borrower has are answered.
+        // It is handled after the READs that the borrower has accepted.
         if self.other.is_some() {
             return None;
         }

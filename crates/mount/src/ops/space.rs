@@ -24,8 +24,8 @@ const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
 impl Passthrough {
-    /// All that the kernel asks for can be done twice. (It asks for nothing that moves bytes:
-    /// fs/fuse/file.c, fuse_file_fallocate.)
+    /// Every operation that the kernel requests here can be repeated. (It requests none that moves
+    /// bytes: fs/fuse/file.c, fuse_file_fallocate.)
     pub(crate) fn fallocate(&self, caller: Caller, args: &abi::FallocateIn) -> Result<(), Errno> {
         let file = self.handles.file(args.fh)?;
         let mode = FallocateFlags::from_bits_retain(args.mode);
@@ -109,7 +109,7 @@ impl Passthrough {
     /// copies through its cache instead (fs/fuse/file.c, `fuse_copy_file_range`), which reads
     /// neither the disk nor a lender for what is cached.
     ///
-    /// What may be copied so: [`may_be_copied_below`].
+    /// See [`may_be_copied_below`] for the conditions.
     pub(crate) fn copy_file_range(&self, caller: Caller, args: &abi::CopyFileRangeIn) -> Result<u64, Errno> {
         let source = self.handles.file(args.fh_in)?;
         let target = self.handles.file(args.fh_out)?;
@@ -138,8 +138,7 @@ impl Passthrough {
                         device.cannot_share_blocks();
                         Err(Errno::OPNOTSUPP)
                     }
-                    // Whatever stands against it: if it stands against a copy, too, the kernel
-                    // finds it.
+                    // The reason does not matter: if it also prevents a copy, the kernel finds it.
                     Err(_) => Err(Errno::OPNOTSUPP),
                 }
             },

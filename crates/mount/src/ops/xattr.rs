@@ -12,7 +12,7 @@ use std::ffi::CStr;
 
 /// Longest list of names, and longest value, in Linux.
 const XATTR_BYTES_MAX: usize = 64 << 10;
-/// The names of access control lists begin so.
+/// Beginning of the names of access control lists.
 const ACCESS_CONTROL_LIST: &[u8] = b"system.posix_acl_";
 /// The type of a FUSE file system (linux/magic.h).
 const FUSE: u32 = 0x6573_5546;
@@ -75,7 +75,7 @@ impl Passthrough {
         Ok(kept)
     }
 
-    /// Begun before, and there with that value: done.
+    /// Sets a value. If an earlier attempt has begun and the value is set, the operation is done.
     pub(crate) fn setxattr(
         &self,
         node: u64,
@@ -109,7 +109,8 @@ impl Passthrough {
         attempt.finish(set, |()| 0)
     }
 
-    /// Begun before, and not there: done.
+    /// Removes an attribute. If an earlier attempt has begun and the attribute is missing, the
+    /// operation is done.
     pub(crate) fn removexattr(&self, node: u64, name: &CStr, task: u32, attempt: &Attempt<'_>) -> Result<(), Errno> {
         if let Some(result) = attempt.done() {
             return result.map(drop);

@@ -1,13 +1,13 @@
-//! Between a daemon and its keeper: a pair of sockets, over which descriptors go to be kept, and
-//! come back to a successor.
+//! The channel between a daemon and its supervisor: a pair of sockets. The daemon sends descriptors
+//! to be held, and a successor gets them back.
 //!
-//! What was sent is safe in the socket from then on, whatever becomes of the sender; so nothing is
-//! ever answered. Each message is one datagram of a sequence: kind, number, text, and one
-//! descriptor at the most.
+//! A message that was sent is safe in the socket, even if the sender dies, so it needs no answer.
+//! Each message is one datagram of a sequenced-packet socket: kind, number, text, and at most one
+//! descriptor.
 //!
-//! What must never happen: a daemon that waits for its keeper without end. A message that is waited
-//! for fails after some seconds (`SEND_SECONDS_MAX`); what is kept is only offered, and waits
-//! elsewhere (`outbox`).
+//! A daemon must never wait for its supervisor without a limit. A blocking message fails after some
+//! seconds (`SEND_SECONDS_MAX`). Descriptors to be held are sent without blocking, and wait in the
+//! `outbox`.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -23,20 +23,20 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long the other side may leave its socket full, in seconds.
+/// Time limit for the other side to read from a full socket, in seconds.
 const SEND_SECONDS_MAX: u64 = 5;
-/// Bytes of messages under way. The kernel accounts some 800 for each.
+/// Size of the socket's buffer, in bytes. The kernel accounts some 800 for each message.
 const BUFFER_BYTES: usize = 4 << 20;
 /// Longest text: a path, and words around it.
 const TEXT_BYTES_MAX: usize = 8192;
 const HEAD_BYTES: usize = 16;
 
-/// What a descriptor is kept for.
+/// The purpose of a held descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Held {
     /// The state memory.
     State,
-    /// The directory below.
+    /// The backing directory.
     Source,
     /// The connection to the kernel (0), and the workers' own descriptors of it.
     Device(u64),
@@ -69,27 +69,28 @@ impl Held {
     }
 }
 
-/// What is said.
+/// A message.
 #[derive(Debug)]
 pub enum Message {
-    /// To the keeper: keep this. To a successor: this was kept.
+    /// To the supervisor: hold this descriptor. To a successor: this descriptor was held.
     Hold(Held, OwnedFd),
-    /// To the keeper: let go of it.
+    /// To the supervisor: close the descriptor that is held for this purpose.
     Release(Held),
-    /// To a successor: that was all.
+    /// To a successor: all descriptors were sent.
     AllGiven,
-    /// To the keeper: the daemon serves; what to tell whoever waits.
+    /// To the supervisor: the daemon serves. The text is for the process that waits for the mount.
     Ready(String),
-    /// To the keeper: the daemon is about to end, so that this program takes over; who asked is to
-    /// be told on the descriptor.
+    /// To the supervisor: the daemon is about to end, and this program takes over. The client that
+    /// asked for this gets the result on the descriptor.
     Upgrade(String, Option<OwnedFd>),
     /// To the daemon: end in order, as this signal demands.
     Stop(i32),
     /// To the daemon: read the configuration again, and answer with [`Message::Configured`].
     Reload,
-    /// To the keeper: this configuration is in use, a file with its text. Successors begin with it.
+    /// To the supervisor: this configuration is in use, a file with its text. Successors begin with
+    /// it.
     Configured(OwnedFd),
-    /// To the daemon: say the same. To the keeper: the daemon is alive.
+    /// To the daemon: answer with the same message. To the supervisor: the daemon is alive.
     Alive,
 }
 
@@ -102,7 +103,7 @@ const RELOAD: u32 = 36;
 const CONFIGURED: u32 = 37;
 const ALIVE: u32 = 38;
 
-/// One end.
+/// One end of the channel.
 pub struct Channel {
     socket: OwnedFd,
     lost: AtomicBool,
@@ -112,13 +113,13 @@ impl Channel {
     /// Both ends.
     ///
     /// # Errors
-    /// When no socket can be had.
+    /// Fails if no socket can be created.
     pub fn pair() -> io::Result<(Channel, Channel)> {
         let (one, two) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok((Channel::new(one), Channel::new(two)))
     }
 
-    /// An end that was inherited.
+    /// Creates an end from an inherited socket.
     pub fn new(socket: OwnedFd) -> Channel {
         if set_socket_send_buffer_size_force(&socket, BUFFER_BYTES).is_err() {
             let _ = set_socket_send_buffer_size(&socket, BUFFER_BYTES); // As far as an ordinary user may.
@@ -137,7 +138,7 @@ impl Channel {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Says that the other side is gone. Returns whether that is news.
+    /// Records that the other side is gone. Returns whether this was not recorded before.
     pub fn lose(&self) -> bool {
         !self.lost.swap(true, Ordering::Relaxed)
     }
@@ -145,7 +146,7 @@ impl Channel {
     /// Sends one message.
     ///
     /// # Errors
-    /// When the other side is gone, or has not read for long.
+    /// Fails if the other side is gone, or has not read within the time limit.
     pub fn send(&self, message: &Message) -> io::Result<()> {
         let (kind, number, text, fd) = match message {
             Message::Hold(held, fd) => return self.hold(*held, fd.as_fd()),
@@ -161,7 +162,7 @@ impl Channel {
         self.send_parts(kind, number, text, fd, SendFlags::NOSIGNAL)
     }
 
-    /// Asks the other side to say that it is alive, or says so, if there is room for that now.
+    /// Sends [`Message::Alive`] if the socket has room. Returns whether it had.
     ///
     /// # Errors
     /// When the other side is gone.
@@ -169,7 +170,8 @@ impl Channel {
         self.offer_parts(ALIVE, 0, None)
     }
 
-    /// Has a descriptor kept (or with None: let go of), if there is room for that now.
+    /// Has the supervisor hold a descriptor (or with `None`: close it), if the socket has room.
+    /// Returns whether it had.
     ///
     /// # Errors
     /// When the other side is gone.
@@ -188,7 +190,7 @@ impl Channel {
         }
     }
 
-    /// Has a descriptor kept. The caller's own stays its own.
+    /// Has the supervisor hold a duplicate of the descriptor.
     ///
     /// # Errors
     /// As for [`Channel::send`].
@@ -227,11 +229,11 @@ impl Channel {
         }
     }
 
-    /// Waits for the next message. None: the other side is gone.
+    /// Waits for the next message. Returns `None` if the other side is gone.
     ///
     /// # Errors
-    /// When a descriptor came that there was no room for, or a message that means nothing. The next
-    /// one may be read all the same.
+    /// Fails if there was no room for a received descriptor, or if the message is invalid. The next
+    /// message can still be read.
     pub fn receive(&self) -> io::Result<Option<Message>> {
         self.receive_with(RecvFlags::CMSG_CLOEXEC)
     }

@@ -1,4 +1,4 @@
-//! What a successor gets from the keeper.
+//! The descriptors that a successor gets from the supervisor.
 
 use super::channel::{Channel, Held, Message};
 use hashbrown::HashMap;
@@ -6,7 +6,7 @@ use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::io;
 
-/// The descriptors that a daemon before this one has left.
+/// The descriptors of the previous daemon.
 #[derive(Debug, Default)]
 pub struct Given {
     pub(crate) state: Option<OwnedFd>,
@@ -17,10 +17,10 @@ pub struct Given {
 }
 
 impl Given {
-    /// Reads all that the keeper gives.
+    /// Receives all descriptors from the supervisor.
     ///
     /// # Errors
-    /// When the keeper goes away meanwhile, or sends nonsense.
+    /// Fails if the supervisor ends meanwhile, or sends an invalid message.
     pub fn receive(channel: &Channel) -> io::Result<Given> {
         let mut given = Given::default();
         loop {
@@ -33,7 +33,7 @@ impl Given {
         }
     }
 
-    /// One more.
+    /// Adds a descriptor.
     pub fn add(&mut self, held: Held, fd: OwnedFd) {
         match held {
             Held::State => self.state = Some(fd),
@@ -44,7 +44,7 @@ impl Given {
         }
     }
 
-    /// Whether there is nothing: this daemon is the first.
+    /// Whether there are no descriptors, because this daemon is the first.
     pub fn is_empty(&self) -> bool {
         self.state.is_none()
     }

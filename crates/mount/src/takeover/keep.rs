@@ -1,4 +1,4 @@
-//! What is written down, and what the keeper is told.
+//! Recording state in memory, and sending descriptors to the supervisor.
 
 use super::channel::{Channel, Held};
 use super::memory::Memory;
@@ -9,46 +9,47 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What is written down, and who holds what cannot be.
+/// The recorded state, and the outbox for descriptors that only the supervisor can preserve.
 pub(crate) struct Keep {
     /// The state memory.
     pub memory: Arc<Memory>,
-    /// To the keeper, if there is one.
+    /// The queue to the supervisor, if there is one.
     outbox: Option<Outbox>,
-    /// Everything is the successor's from now on.
+    /// Whether the state belongs to the successor.
     handed_over: AtomicBool,
 }
 
 impl Keep {
     /// # Errors
-    /// When no thread can be started.
+    /// Fails if no thread can be started.
     pub(crate) fn new(memory: Arc<Memory>, channel: Option<Arc<Channel>>) -> io::Result<Arc<Keep>> {
         let outbox = channel.map(Outbox::new).transpose()?;
         Ok(Arc::new(Keep { memory, outbox, handed_over: AtomicBool::new(false) }))
     }
 
-    /// From now on nothing is changed any more of what the successor finds.
+    /// From now on this daemon changes nothing of the recorded state.
     pub(crate) fn hand_over(&self) {
         self.memory.freeze();
         self.handed_over.store(true, Ordering::Release);
     }
 
-    /// Has a descriptor kept. What goes wrong costs the successor, not us.
+    /// Has the supervisor hold a descriptor. An error affects the successor, not this daemon.
     pub(crate) fn hold(&self, held: Held, fd: BorrowedFd<'_>) {
         self.tell(held, Some(fd));
     }
 
-    /// It need not be kept any more.
+    /// Has the supervisor close a descriptor that it holds.
     pub(crate) fn release(&self, held: Held) {
         self.tell(held, None);
     }
 
-    /// How many descriptors the keeper has not taken yet, or let go of.
+    /// Number of descriptors that the supervisor has not yet received, or not yet closed.
     pub(crate) fn undelivered(&self) -> usize {
         self.outbox.as_ref().map_or(0, Outbox::waiting)
     }
 
-    /// Waits until the keeper has all that it is to keep. Whether that is so in time.
+    /// Waits until the supervisor has received everything. Returns whether this happened within
+    /// `limit`.
     pub(crate) fn flush(&self, limit: Duration) -> bool {
         self.outbox.as_ref().is_none_or(|outbox| outbox.flush(limit))
     }

@@ -1,11 +1,11 @@
-//! The state memory, byte by byte: what a daemon writes down for the one after it, and how that one
-//! reads it.
+//! The layout of the state memory, which a daemon writes for its successor, and the decoder that
+//! the successor uses.
 //!
-//! A file in memory (memfd) of fixed places, sparse, so that only what is used costs memory. All of
-//! it is 64-bit words in native byte order, because writer and reader are processes of one machine.
-//! A writer stores single words, in an order that leaves every slot readable after each of them: a
-//! daemon can be killed between any two. A slot counts from the store of its first word on, which
-//! is its last one when it is filled and its first one when it is cleared.
+//! It is a sparse file in memory (memfd) of fixed slots, so only used slots cost memory. It has
+//! 64-bit words in native byte order, because writer and reader are processes of one machine. A
+//! daemon can be killed between any two stores. So a writer stores single words in an order that
+//! leaves every slot readable after each store. A slot is valid if its first word is set. That word
+//! is stored last when the slot is filled, and cleared first.
 //!
 //! | at | what | size |
 //! |---|---|---|
@@ -15,8 +15,8 @@
 //! | [`OPENS_AT`] | what is open ([`open`]) | [`OPENS_MAX`] slots of 32 bytes |
 //! | [`NODES_AT`] | what the kernel knows ([`node`]) | [`NODES_MAX`] slots of 512 bytes |
 //!
-//! [`decode`] is a function of bytes alone. What must never happen in it: a panic, or memory beyond
-//! what the bytes at hand justify.
+//! [`decode`] depends only on the bytes. It must never panic, or allocate more memory than the size
+//! of the bytes justifies.
 
 use borrower::{FileIdentity, Stamp};
 use std::ffi::{CString, OsStr};
@@ -26,45 +26,46 @@ use std::path::PathBuf;
 
 /// The first word: "PumaKeep".
 pub const MAGIC: u64 = u64::from_be_bytes(*b"PumaKeep");
-/// Moves with every change of what is described here. A daemon takes over from its own version
-/// only.
+/// Version of the layout; incremented with every change of it. A daemon takes over only from its
+/// own version.
 pub const VERSION: u64 = 2;
 
 /// Bytes of a word.
 pub const WORD: usize = 8;
-/// Where the header is.
+/// Offset of the header.
 pub const HEADER_AT: usize = 0;
-/// Where the path of the directory below is.
+/// Offset of the path of the backing directory.
 pub const SOURCE_AT: usize = 4096;
-/// Where the path of the mount is.
+/// Offset of the path of the mountpoint.
 pub const MOUNTPOINT_AT: usize = 8192;
 /// Longest path, in bytes.
 pub const PATH_BYTES_MAX: usize = 4096;
-/// Where the intents are.
+/// Offset of the intents.
 pub const INTENTS_AT: usize = 16384;
-/// Intents: those of the workers now, and those that daemons before left undone.
+/// Number of intents: those of the present workers, and those that previous daemons left
+/// unfinished.
 pub const INTENTS: usize = 1024;
 /// Bytes of an intent.
 pub const INTENT_BYTES: usize = 64;
-/// Where the open files and directories are.
+/// Offset of the open files and directories.
 pub const OPENS_AT: usize = 1 << 20;
-/// Open files and directories that survive. More than a process may have descriptors by default
-/// (`fs.nr_open`).
+/// Limit on the open files and directories that survive. More than the default limit of descriptors
+/// of a process (`fs.nr_open`).
 pub const OPENS_MAX: usize = 1 << 20;
 /// Bytes of an open file.
 pub const OPEN_BYTES: usize = 32;
-/// Where the nodes are.
+/// Offset of the nodes.
 pub const NODES_AT: usize = 64 << 20;
-/// Nodes that survive: 1 GiB of slots, beside some 6 GiB that the kernel takes for as many inodes.
+/// Limit on the nodes that survive: 1 GiB of slots. The kernel needs some 6 GiB for as many inodes.
 pub const NODES_MAX: usize = 1 << 21;
 /// Bytes of a node.
 pub const NODE_BYTES: usize = 512;
-/// Bytes of the whole, of which most are holes.
+/// Size of the file in bytes, most of it holes.
 pub const TOTAL_BYTES: usize = NODES_AT + NODES_MAX * NODE_BYTES;
-/// Devices below whose numbers are kept.
+/// Limit on the backing devices whose numbers are recorded.
 pub const DEVICES_MAX: usize = 256;
-/// Longest name that is kept of a file. Longer ones are not believed for long, so nothing needs to
-/// know them.
+/// Longest name of a file that is recorded, in bytes. The kernel may not cache longer names for
+/// long, so they need not be recorded.
 pub const NAME_BYTES_MAX: usize = 240;
 /// Longest file handle (the kernel's MAX_HANDLE_SZ).
 pub const HANDLE_BYTES_MAX: usize = 128;
@@ -116,28 +117,29 @@ pub mod node {
     /// Type in the lower half, length in the upper.
     pub const HANDLE: usize = 13;
     pub const HANDLE_BYTES: usize = 14;
-    /// What the kernel calls the file below that open ones are passed through to. 0: none.
+    /// The kernel's id of the backing file that opens are passed through to. 0: none.
     pub const BACKING: usize = 30;
     /// 0: no name.
     pub const NAME_PARENT: usize = 32;
     pub const NAME_LEN: usize = 33;
     pub const NAME_BYTES: usize = 34;
 
-    /// No name is left.
+    /// Flag: the file has no name left.
     pub const DELETED: u64 = 1;
-    /// A write out of the page cache came for it.
+    /// Flag: a write out of the page cache has arrived for the file.
     pub const MAPPED_WRITES: u64 = 2;
-    /// The kernel may still zero a part of a page at the edge of a hole.
+    /// Flag: the kernel may still zero a part of a page at the edge of a hole.
     pub const EDGES: u64 = 4;
-    /// Pages that the kernel must drop were not dropped yet.
+    /// Flag: the kernel has not yet dropped pages that it must drop.
     pub const DROP_PENDING: u64 = 8;
-    /// The keeper has a descriptor of it.
+    /// Flag: the supervisor has a descriptor of the file.
     pub const KEPT: u64 = 16;
-    /// It was passed through at some time: what the kernel caches of it is not to be believed.
+    /// Flag: the file was passed through at some time, so the kernel's cache of it may be outdated.
     pub const PASSED: u64 = 32;
-    /// A name of it has gone stale, and somebody who has walked by this name may still come.
+    /// Flag: a name of the file has become stale, and a task that has used this name may still send
+    /// a request.
     pub const STALE_NAME: u64 = 64;
-    /// The kernel believes a size or times that are not the file's.
+    /// Flag: the kernel's size or times of the file are wrong.
     pub const MISBELIEVED: u64 = 128;
 }
 
@@ -149,8 +151,8 @@ pub mod open {
     pub const NODE: usize = 1;
     /// 1: a directory.
     pub const IS_DIRECTORY: usize = 2;
-    /// The user who has opened it, and 1; from bit [`FLAGS_SHIFT`] on, the flags it is open with,
-    /// of which there are 23 bits. 0: a daemon before this one has not written it down.
+    /// The id of the user who opened the file, plus 1. From bit [`FLAGS_SHIFT`] on, the 23 bits of
+    /// its open flags. 0: an older daemon has not recorded them.
     pub const USER: usize = 3;
     pub const FLAGS_SHIFT: u32 = 40;
 }
@@ -162,12 +164,13 @@ pub mod intent {
     pub const PHASE: usize = 0;
     pub const REQUEST: usize = 1;
     pub const OPCODE: usize = 2;
-    /// What tells afterwards whether it was done: an inode number or a size in bytes, as the
-    /// operation says.
+    /// A value that shows later whether the operation was done: an inode number or a size in bytes,
+    /// depending on the operation.
     pub const SUBJECT: usize = 3;
-    /// Of a done one: 0 or the errno.
+    /// If the operation is done: 0 or the errno.
     pub const ERRNO: usize = 4;
-    /// Of a done one: the file handle it has opened, or the bytes it has written.
+    /// If the operation is done: the file handle that it opened, or the number of bytes that it
+    /// wrote.
     pub const VALUE: usize = 5;
 
     pub const NONE: u64 = 0;
@@ -175,10 +178,10 @@ pub mod intent {
     pub const DONE: u64 = 2;
 }
 
-/// Why state cannot be taken over.
+/// Reasons why state cannot be taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeError {
-    /// Fewer bytes than it says of itself.
+    /// There are fewer bytes than the header requires.
     Short,
     /// Not a state memory, or one that was never completed.
     NotState,
@@ -206,7 +209,7 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-/// All that a daemon leaves.
+/// The decoded state of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // Named for what they are; the layout says more.
 pub struct State {
@@ -261,7 +264,7 @@ pub struct Open {
     pub flags: u32,
 }
 
-/// What a worker was about to do, or had done and not answered.
+/// An operation that a worker was about to apply, or had applied and not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Intent {
@@ -269,7 +272,7 @@ pub struct Intent {
     pub request: u64,
     pub opcode: u32,
     pub subject: u64,
-    /// What came of it, if it was done: an errno or 0, and a value.
+    /// The result, if the operation was done: an errno or 0, and a value.
     pub done: Option<(i32, u64)>,
 }
 
@@ -306,8 +309,8 @@ fn bounded(number: u64, max: usize) -> Result<usize, DecodeError> {
 /// Reads the state out of the memory's bytes.
 ///
 /// # Errors
-/// When it is none, another version's, or contradicts itself. A slot that makes no sense is passed
-/// over.
+/// Fails if the bytes are not a state memory, or of another version, or inconsistent. An invalid
+/// slot is skipped.
 pub fn decode(bytes: &[u8]) -> Result<State, DecodeError> {
     let all = Words(bytes);
     let head = all.slot(HEADER_AT, SOURCE_AT - HEADER_AT)?;
@@ -364,7 +367,7 @@ pub fn decode(bytes: &[u8]) -> Result<State, DecodeError> {
     })
 }
 
-/// What the header says, for who only holds the memory.
+/// The content of the header, for a process that only holds the memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
     /// Whether the present daemon has answered a request.
@@ -487,7 +490,8 @@ mod tests {
         assert_eq!(decode(&bytes), Err(DecodeError::NotState));
     }
 
-    /// Any word may hold anything, and the bytes may end anywhere: an answer or an error, no panic.
+    /// Words may have any value, and the bytes may end anywhere: the result is a state or an error,
+    /// never a panic.
     #[test]
     fn no_bytes_panic() {
         let mut bytes = sample();

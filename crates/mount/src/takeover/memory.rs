@@ -1,8 +1,8 @@
 //! Writing the state memory (see [`super::layout`] for what is where).
 //!
-//! Cost: plain stores into a shared mapping, no system call. Each slot has one owner here, which is
-//! dropped last: so no straggler writes into a slot that belongs to somebody else by then. What
-//! finds no slot is served as everything else, but does not survive.
+//! Cost: plain stores into a shared mapping, no system call. Each slot has one owner, which is
+//! dropped last, so no late writer stores into a slot that has been reused. An item without a slot
+//! is served normally, but does not survive the daemon.
 
 use super::layout::{self, DecodeError, State, WORD, header, intent, node, open};
 use borrower::{FileIdentity, Stamp};
@@ -20,12 +20,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a daemon before this one may take to be gone.
+/// Time limit for the previous daemon to end.
 const CLAIM_LIMIT: Duration = Duration::from_secs(2);
-/// How often that is looked at.
+/// Time between two checks of that.
 const CLAIM_AGAIN: Duration = Duration::from_millis(10);
 
-/// Slots of one kind: which are free below the highest that was ever used.
+/// The free slots of one kind, below the highest one that was ever used.
 #[derive(Default)]
 struct Free {
     slots: Vec<u32>,
@@ -48,7 +48,7 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-/// What the header says of the whole mount.
+/// The header: properties of the whole mount.
 pub(crate) struct Header<'a> {
     pub minor: u32,
     pub capabilities: u64,
@@ -60,11 +60,11 @@ pub(crate) struct Header<'a> {
 }
 
 impl Memory {
-    /// An empty one.
+    /// Creates an empty state memory.
     pub(crate) fn create() -> io::Result<Memory> {
         let fd = memfd_create("pumapool-state", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, layout::TOTAL_BYTES as u64)?;
-        // Nobody can cut it off under a mapping of it.
+        // So no process can truncate the file under a mapping.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         claim(&fd)?;
         let memory = Memory::map(fd)?;
@@ -72,8 +72,8 @@ impl Memory {
         Ok(memory)
     }
 
-    /// That of a daemon which is gone, and what it says. An error if that daemon is not gone. The
-    /// slots in use are claimed by [`Memory::node_at`], [`Memory::open_at`].
+    /// Takes over the memory of a daemon that has ended, and decodes its state. Fails if that
+    /// daemon still runs. [`Memory::node_at`] and [`Memory::open_at`] claim the used slots.
     pub(crate) fn take_over(fd: OwnedFd) -> io::Result<(Memory, State)> {
         if fstat(&fd)?.st_size != layout::TOTAL_BYTES as i64 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, DecodeError::Short));
@@ -95,15 +95,15 @@ impl Memory {
         Ok((memory, state))
     }
 
-    /// What could not be claimed because of what is left of the daemon before is claimed as soon as
-    /// that is gone, which may have to wait for what this one serves. What has been claimed stays
-    /// so.
+    /// Takes the lock as soon as the remaining threads of the previous daemon have ended. These may
+    /// wait for requests that this daemon serves. A lock that is already taken stays.
     pub(crate) fn claim_when_free(self: &Arc<Memory>) {
         if fcntl_lock(&self.fd, FlockOperation::NonBlockingLockExclusive).is_ok() {
             return;
         }
-        let warn = |error: io::Error| tracing::warn!(%error, "no other daemon is kept from serving this mount, too");
-        // The descriptor itself, as closing a copy of it would give the lock back
+        let warn =
+            |error: io::Error| tracing::warn!(%error, "cannot prevent another daemon from serving this mount, too");
+        // Use the descriptor itself, because closing a copy would release the lock
         // (fcntl_locking(2)).
         let memory = self.clone();
         let wait = move || {
@@ -117,7 +117,7 @@ impl Memory {
         started.map_or_else(warn, drop);
     }
 
-    /// What it says, while nobody uses it.
+    /// Decodes the state while no process uses the memory.
     fn read(&self) -> io::Result<State> {
         let used = self.header(header::NODES_USED).load(Ordering::Acquire) as usize;
         let len = layout::NODES_AT + used.min(layout::NODES_MAX) * layout::NODE_BYTES;
@@ -153,7 +153,7 @@ impl Memory {
         })
     }
 
-    /// To be kept by the keeper.
+    /// The descriptor, to be held by the supervisor.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -195,17 +195,17 @@ impl Memory {
         }
     }
 
-    /// Slots that are dropped from now on stay as they are: they are the successor's.
+    /// From now on dropped slots stay unchanged, because they belong to the successor.
     pub(crate) fn freeze(&self) {
         self.frozen.store(true, Ordering::Release);
     }
 
-    /// Whether all is the successor's.
+    /// Whether the slots belong to the successor.
     pub(crate) fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::Acquire)
     }
 
-    /// A request was answered: this daemon is of use.
+    /// Records that this daemon has answered a request.
     pub(crate) fn served(&self) {
         let served = self.header(header::SERVED);
         if served.load(Ordering::Relaxed) == 0 {
@@ -213,7 +213,7 @@ impl Memory {
         }
     }
 
-    /// The device with that index was seen.
+    /// Records the device with this index.
     pub(crate) fn record_device(&self, index: usize, device: u64) {
         if index < layout::DEVICES_MAX {
             self.header(header::FIRST_DEVICE + index).store(device, Ordering::Release);
@@ -246,7 +246,7 @@ impl Memory {
         Some(slot)
     }
 
-    /// A slot for one more node. None: there are too many.
+    /// Takes a slot for a node. `None` if there are too many.
     pub(crate) fn take_node(self: &Arc<Memory>) -> Option<NodeSlot> {
         let index = self.take(&self.nodes, layout::NODES_MAX, header::NODES_USED, "inodes")?;
         Some(self.node_at(index))
@@ -257,7 +257,7 @@ impl Memory {
         NodeSlot { memory: self.clone(), index }
     }
 
-    /// A slot for one more open file. None: there are too many.
+    /// Takes a slot for an open file. `None` if there are too many.
     pub(crate) fn take_open(self: &Arc<Memory>) -> Option<OpenSlot> {
         let index = self.take(&self.opens, layout::OPENS_MAX, header::OPENS_USED, "open files")?;
         Some(self.open_at(index))
@@ -268,14 +268,14 @@ impl Memory {
         OpenSlot { memory: self.clone(), index }
     }
 
-    /// A slot for what a worker is about to do. None only if hundreds were left by daemons that
-    /// died one after the other.
+    /// Takes a slot for a worker's intents. `None` only if consecutively killed daemons have left
+    /// hundreds of them.
     pub(crate) fn take_intent(self: &Arc<Memory>) -> Option<IntentSlot> {
         let index = self.intents.lock().pop()?;
         Some(IntentSlot { memory: self.clone(), index })
     }
 
-    /// The slot of what was left undone, to be cleared when its request is answered.
+    /// The slot of an unfinished operation, to be cleared when its request is answered.
     pub(crate) fn intent_at(self: &Arc<Memory>, index: u32) -> IntentSlot {
         IntentSlot { memory: self.clone(), index }
     }
@@ -288,14 +288,14 @@ impl Drop for Memory {
     }
 }
 
-/// Makes this process the one that serves the mount, until it ends: two would undo each other's
-/// work. Where only what is left of another one has it still, that is for
-/// [`Memory::claim_when_free`].
+/// Takes the lock of the daemon that serves the mount, until this process ends: two daemons would
+/// destroy each other's state. If only remaining threads of a killed daemon hold the lock,
+/// [`Memory::claim_when_free`] takes it later.
 fn claim(fd: &OwnedFd) -> io::Result<()> {
     let start = Instant::now();
     loop {
         match fcntl_lock(fd, FlockOperation::NonBlockingLockExclusive) {
-            // What is left of it waits in the kernel for what we are going to answer.
+            // Its remaining threads wait in the kernel for answers of this daemon.
             Err(Errno::AGAIN | Errno::ACCESS) if holder_is_dying(fd) => return Ok(()),
             Err(Errno::AGAIN | Errno::ACCESS) if start.elapsed() < CLAIM_LIMIT => std::thread::sleep(CLAIM_AGAIN),
             Err(Errno::AGAIN | Errno::ACCESS) => {
@@ -333,7 +333,7 @@ impl NodeSlot {
         self.memory.word(layout::NODES_AT + self.index as usize * layout::NODE_BYTES, index)
     }
 
-    /// Describes a node, with one lookup. From the last store on it is the node's.
+    /// Fills the slot for a node with one lookup. After the last store the slot is valid.
     pub(crate) fn fill(
         &self,
         nodeid: u64,
@@ -366,12 +366,12 @@ impl NodeSlot {
         }
     }
 
-    /// The kernel has forgotten the node.
+    /// Frees the slot: the kernel has forgotten the node.
     pub(crate) fn clear(&self) {
         self.word(node::NODE).store(0, Ordering::Release);
     }
 
-    /// How often the kernel was given the node, less what it gave back.
+    /// Number of lookups of the node, minus those that the kernel has given back.
     pub(crate) fn lookups(&self) -> &AtomicU64 {
         self.word(node::LOOKUPS)
     }
@@ -388,13 +388,13 @@ impl NodeSlot {
         }
     }
 
-    /// What the kernel calls the file below that it is passed through to, if it is.
+    /// Records the kernel's id of the backing file for passthrough, if there is one.
     pub(crate) fn record_backing(&self, backing: Option<u32>) {
         self.word(node::BACKING).store(backing.unwrap_or(0).into(), Ordering::Release);
     }
 
-    /// What the file looks like, and what the kernel caches of it is no older; or that this is not
-    /// known. One caller at a time.
+    /// Records the stamp of the file, if the kernel's cache is not older than it; `None` if this is
+    /// unknown. Only one caller at a time.
     pub(crate) fn record_stamp(&self, stamp: Option<Stamp>) {
         let sequence = self.word(node::STAMP_SEQUENCE);
         let before = sequence.load(Ordering::Relaxed);
@@ -412,8 +412,8 @@ impl NodeSlot {
         sequence.store((before | 1) + 1, Ordering::Release);
     }
 
-    /// The name that the kernel was told to believe for long, if any. False: it is too long to be
-    /// kept. One caller at a time.
+    /// Records the name that the kernel may cache for long, if there is one. Returns false if the
+    /// name is too long. Only one caller at a time.
     pub(crate) fn record_name(&self, name: Option<(u64, &CStr)>) -> bool {
         self.word(node::NAME_LEN).store(0, Ordering::Release);
         let Some((parent, name)) = name else { return true };
@@ -438,7 +438,7 @@ impl Drop for NodeSlot {
     }
 }
 
-/// An open file's slot.
+/// The slot of an open file.
 pub(crate) struct OpenSlot {
     memory: Arc<Memory>,
     index: u32,
@@ -470,8 +470,7 @@ impl Drop for OpenSlot {
     }
 }
 
-/// A worker's slot for what it is about to do. What is in it outlives the worker, until its request
-/// is answered.
+/// A worker's slot for intents. Its content outlives the worker, until the request is answered.
 pub(crate) struct IntentSlot {
     memory: Arc<Memory>,
     index: u32,
@@ -482,7 +481,7 @@ impl IntentSlot {
         self.memory.word(layout::INTENTS_AT + self.index as usize * layout::INTENT_BYTES, index)
     }
 
-    /// The request is about to be applied.
+    /// Records that the request is about to be applied.
     pub(crate) fn begin(&self, request: u64, opcode: u32, subject: u64) {
         self.clear();
         for (index, value) in [
@@ -495,14 +494,14 @@ impl IntentSlot {
         }
     }
 
-    /// It was applied, and this came of it.
+    /// Records the result of the request.
     pub(crate) fn done(&self, errno: i32, value: u64) {
         for (index, value) in [(intent::ERRNO, errno as u64), (intent::VALUE, value), (intent::PHASE, intent::DONE)] {
             self.word(index).store(value, Ordering::Release);
         }
     }
 
-    /// It was answered.
+    /// Frees the slot after the answer.
     pub(crate) fn clear(&self) {
         self.word(intent::PHASE).store(intent::NONE, Ordering::Release);
     }

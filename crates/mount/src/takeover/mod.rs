@@ -1,18 +1,18 @@
-//! How a mount survives its daemon: what is written down all the time, what a keeper holds, and how
-//! a successor goes on with both.
+//! How a mount survives its daemon: the recorded state, the descriptors that a supervisor holds,
+//! and a successor that resumes from both.
 //!
-//! - [`layout`]: the state memory, byte by byte, and reading it. Pure.
-//! - `memory`: writing it.
-//! - [`channel`]: to and from the keeper, with descriptors.
-//! - `outbox`: what waits for a keeper that is stopped.
-//! - `keep`: the two of them, as the rest of the daemon uses them.
-//! - [`given`]: what a successor gets.
+//! - [`layout`]: the layout of the state memory, and its decoder. Pure.
+//! - `memory`: writing the state memory.
+//! - [`channel`]: messages to and from the supervisor, with descriptors.
+//! - `outbox`: messages that wait for a stopped supervisor.
+//! - `keep`: the interface of both for the rest of the daemon.
+//! - [`given`]: the descriptors that a successor gets.
 //! - `restore`: a successor takes over.
-//! - `resent`: requests that the kernel sends again then are done once.
+//! - `resent`: requests that the kernel sends again are executed once.
 //!
-//! The keeper is a process that does nothing but hold descriptors; `pumapool` starts it. A mount
-//! without one works as well, and dies with its daemon. What must never happen in here: a system
-//! call for a lookup, a READ or a write; an open of a file costs one message.
+//! The supervisor is a process that only holds descriptors; `pumapool` starts it. A mount without
+//! one works, too, and dies with its daemon. This module must never make a system call for a
+//! lookup, a READ or a write. An open of a file costs one message.
 
 pub mod channel;
 pub mod given;
@@ -28,10 +28,10 @@ pub(crate) use keep::Keep;
 use rustix::fd::OwnedFd;
 use std::io;
 
-/// What a state memory says of its mount, read without mapping it.
+/// Reads the header of a state memory, without mapping it.
 ///
 /// # Errors
-/// When it is none.
+/// Fails if the file is not a state memory.
 pub fn about(state: &OwnedFd) -> io::Result<layout::About> {
     let mut bytes = vec![0; layout::INTENTS_AT];
     let len = rustix::io::pread(state, &mut bytes, 0)?;

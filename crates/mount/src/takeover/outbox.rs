@@ -1,11 +1,11 @@
-//! What the supervisor is to be told and cannot take at the moment, because it is stopped or busy.
+//! Messages for a supervisor that does not read at the moment, because it is stopped or busy.
 //!
-//! A descriptor goes to the supervisor at once, where its socket has room. Else it waits here, and
-//! a thread delivers it when there is room again. Under each name only the last word counts, so no
-//! more waits here than is open, or was open when the supervisor stopped.
+//! A descriptor is sent to the supervisor at once if the socket has room. Otherwise it waits here,
+//! and a thread sends it when there is room again. For each name only the last message counts. So
+//! no more messages wait than there are open files, now or when the supervisor stopped.
 //!
-//! What must never happen: a request that waits for the supervisor; a word that is overtaken by an
-//! older one under the same name; a supervisor that is given up while its process lives.
+//! A request must never wait for the supervisor. An older message must never overtake a newer one
+//! of the same name. The daemon must never give up a supervisor whose process lives.
 
 use super::channel::{Channel, Held};
 use parking_lot::{Condvar, Mutex};
@@ -18,23 +18,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Words that wait at the most; beyond it what is opened is lost by a takeover.
+/// Limit on waiting messages. Beyond it, a takeover loses newly opened files.
 const WAITING_MAX: usize = 65_536;
-/// Each may hold a descriptor beside that of the open file: they have this part of what the process
-/// may have, which is in the reserve that no user gets (`inode/descriptors.rs`, `RESERVE_PART`).
+/// Each waiting message may hold a descriptor in addition to that of the open file. Together they
+/// may use this part of the process's limit. It is in the reserve that no user gets
+/// (`inode/descriptors.rs`, `RESERVE_PART`).
 const WAITING_PART: u64 = 64;
-/// How often it is tried whether the supervisor's socket has room again. Nothing is announced of
-/// that while too many descriptors are under way.
+/// Time between two attempts to send to the supervisor's full socket. There is no event if the
+/// reason is the number of descriptors in transit.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// A supervisor that takes nothing for so long is told of.
+/// If the supervisor reads nothing for so long, this is logged.
 const TOLD_AFTER: Duration = Duration::from_secs(1);
 
-/// Words to one supervisor. Dropped, it delivers no more.
+/// The queue of messages to one supervisor. After it is dropped, nothing is sent.
 pub(crate) struct Outbox(Arc<Shared>);
 
 struct Shared {
     channel: Arc<Channel>,
-    /// Something waits: what comes now must wait behind it.
+    /// Whether messages wait, so that newer ones must wait behind them.
     is_behind: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -43,18 +44,18 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// What is to be kept, or let go of (None).
+    /// The descriptors to be held; `None`: to be closed.
     waiting: BTreeMap<Held, Option<OwnedFd>>,
-    /// Some of it found no room; it was told.
+    /// Whether a message found no room, which was logged.
     has_lost: bool,
     is_closed: bool,
 }
 
 impl Outbox {
-    /// An empty one.
+    /// Creates an empty outbox.
     ///
     /// # Errors
-    /// When its thread cannot be started.
+    /// Fails if its thread cannot be started.
     pub(crate) fn new(channel: Arc<Channel>) -> io::Result<Outbox> {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let waiting_max = WAITING_MAX.min((descriptors / WAITING_PART) as usize);
@@ -70,7 +71,7 @@ impl Outbox {
         Ok(Outbox(shared))
     }
 
-    /// Has a descriptor kept (or with None: let go of), now or later.
+    /// Has the supervisor hold a descriptor (or with `None`: close it), now or later.
     pub(crate) fn put(&self, held: Held, fd: Option<BorrowedFd<'_>>) {
         let shared = &*self.0;
         if !shared.is_behind.load(Ordering::Acquire) {
@@ -83,12 +84,12 @@ impl Outbox {
         shared.wait_with(held, fd);
     }
 
-    /// How many words wait.
+    /// Number of waiting messages.
     pub(crate) fn waiting(&self) -> usize {
         self.0.state.lock().waiting.len()
     }
 
-    /// Waits until nothing waits any more. Whether that is so in time.
+    /// Waits until no message waits. Returns whether this happened within `limit`.
     pub(crate) fn flush(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut state = self.0.state.lock();
@@ -112,7 +113,8 @@ impl Shared {
     fn wait_with(&self, held: Held, fd: Option<BorrowedFd<'_>>) {
         let mut state = self.state.lock();
         self.is_behind.store(true, Ordering::Release);
-        // A file's number is never used twice: one that it was never told of it need not let go of.
+        // A file's number is never used twice. If the supervisor has not got it yet, nothing needs
+        // to be closed.
         if fd.is_none() && matches!((held, state.waiting.get(&held)), (Held::Open(_), Some(Some(_)))) {
             state.waiting.remove(&held);
         } else {
@@ -146,13 +148,15 @@ impl Shared {
                     stuck = None;
                     if std::mem::take(&mut is_told) {
                         state.has_lost = false;
-                        tracing::info!("the supervisor of this mount reads again what it is to keep");
+                        tracing::info!("the supervisor of this mount reads messages again");
                     }
                 }
                 Ok(false) => {
                     let stuck = stuck.get_or_insert_with(Instant::now);
                     if stuck.elapsed() > TOLD_AFTER && !std::mem::replace(&mut is_told, true) {
-                        tracing::warn!("the supervisor of this mount reads nothing: what is opened waits for it");
+                        tracing::warn!(
+                            "the supervisor of this mount reads nothing: descriptors of opened files wait for it"
+                        );
                     }
                     self.changed.wait_for(&mut state, LOOK_INTERVAL);
                 }
@@ -166,7 +170,9 @@ impl Shared {
 
     fn lose(&self, error: &io::Error) {
         if self.channel.lose() {
-            tracing::warn!("the keeper of this mount is gone ({error}): the mount goes on, but dies with this daemon");
+            tracing::warn!(
+                "the supervisor of this mount is gone ({error}): the mount continues, but dies with this daemon"
+            );
         }
         self.changed.notify_all();
     }

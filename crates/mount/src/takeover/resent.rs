@@ -1,17 +1,17 @@
-//! Requests that are sent again, because the daemon that had read them was killed before it
+//! Requests that the kernel sends again, because the daemon that had read them was killed before it
 //! answered.
 //!
-//! Most can simply be done again: reading, looking up, syncing, writing the same bytes to the same
-//! place. Those that cannot (a name that is removed twice is an error, bytes that are appended
-//! twice are wrong) leave a trace: before it is applied, the worker's *intent* in the state memory
-//! says what is about to happen, and afterwards what came of it. So a request that comes again is
-//! one of three:
+//! Most of them can simply be repeated: reading, looking up, syncing, writing the same bytes to the
+//! same place. Others cannot: removing a name twice is an error, and appending bytes twice is
+//! wrong. For these the worker records an *intent* in the state memory before the operation, and
+//! its result after it. So a repeated request is in one of three states:
 //!
-//! - never begun: it is applied as any other;
-//! - *done*: it is answered as it was, or would have been;
-//! - *begun*: the daemon died between the two. What the directory below looks like tells, and each
-//!   operation says how. The kernel holds the directory (or the file) locked until it has its
-//!   answer, so only somebody beside the mount could have changed it meanwhile.
+//! - never begun: it is applied normally;
+//! - *done*: it gets the recorded answer;
+//! - *begun*: the daemon died between the two. The state of the backing directory shows whether the
+//!   operation was applied, and each operation defines how. The kernel holds the directory (or the
+//!   file) locked until it has its answer, so only an external change can have changed it
+//!   meanwhile.
 //!
 //! An intent is cleared when its request is answered, and survives any number of daemons until
 //! then.
@@ -29,7 +29,7 @@ thread_local! {
     static SLOT: RefCell<Option<Rc<IntentSlot>>> = const { RefCell::new(None) };
 }
 
-/// Gives this thread a place for its intents.
+/// Gives this thread a slot for its intents.
 pub(crate) fn prepare_thread(memory: &Arc<Memory>) {
     let slot = memory.take_intent();
     if slot.is_none() {
@@ -40,7 +40,7 @@ pub(crate) fn prepare_thread(memory: &Arc<Memory>) {
     SLOT.set(slot.map(Rc::new));
 }
 
-/// What daemons before this one have left unanswered, by request.
+/// The unanswered operations of previous daemons, by request number.
 #[derive(Default)]
 pub(crate) struct Resent {
     left: Mutex<HashMap<u64, Left>>,
@@ -57,7 +57,8 @@ impl Resent {
         for intent in intents {
             let slot = memory.intent_at(intent.slot);
             let known = left.entry(intent.request).or_insert_with(|| Left { intent, slots: Vec::new() });
-            // A successor was killed in turn, while it did the same once more: what is done counts.
+            // A successor was killed, too, while it repeated the operation. The intent that is done
+            // counts.
             if intent.done.is_some() {
                 known.intent = intent;
             }
@@ -66,7 +67,7 @@ impl Resent {
         Resent { left: Mutex::new(left) }
     }
 
-    /// The request is about to be handled.
+    /// Begins the handling of a request.
     pub(crate) fn attempt<'a>(&'a self, request: &Request<'_>) -> Attempt<'a> {
         let number = request.number();
         let earlier = match request.is_resent() {
@@ -87,7 +88,7 @@ pub(crate) struct Attempt<'a> {
     uid: u32,
     earlier: Option<Intent>,
     is_resent: bool,
-    /// What this one has written down itself.
+    /// The slot that this attempt has filled.
     slot: RefCell<Option<Rc<IntentSlot>>>,
 }
 
@@ -97,38 +98,39 @@ impl Attempt<'_> {
         self.number
     }
 
-    /// The user it is made for.
+    /// The user of the request.
     pub(crate) fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// Whether it may have been applied already.
+    /// Whether an earlier attempt may have applied the request.
     pub(crate) fn is_resent(&self) -> bool {
         self.is_resent
     }
 
-    /// It was applied before; what came of it: an error, or a value (see [`Attempt::finish`]).
+    /// The result of an earlier attempt that applied the request: an error, or a value (see
+    /// [`Attempt::finish`]).
     pub(crate) fn done(&self) -> Option<Result<u64, Errno>> {
         let (errno, value) = self.earlier?.done?;
         Some(if errno == 0 { Ok(value) } else { Err(Errno::from_raw_os_error(errno)) })
     }
 
-    /// It was begun before, and nobody knows how far it came; with the subject that was noted then.
+    /// The recorded subject, if an earlier attempt has begun and its progress is unknown.
     pub(crate) fn begun(&self) -> Option<u64> {
         self.earlier.filter(|intent| intent.done.is_none()).map(|intent| intent.subject)
     }
 
-    /// It is about to be applied. `subject` is what tells afterwards whether it was.
+    /// Records that the request is about to be applied. `subject` shows later whether it was.
     pub(crate) fn begin(&self, subject: u64) {
         let slot = SLOT.with_borrow(Clone::clone);
         if let Some(slot) = &slot {
-            // What was noted the first time was noted before anything happened.
+            // The first subject counts, because it was recorded before any change.
             slot.begin(self.number, self.opcode, self.begun().unwrap_or(subject));
         }
         *self.slot.borrow_mut() = slot;
     }
 
-    /// It was applied; `value` is what the answer needs beside an error.
+    /// Records the result; `value` is the part of a successful result that the answer needs.
     pub(crate) fn finish<T>(&self, result: Result<T, Errno>, value: impl FnOnce(&T) -> u64) -> Result<T, Errno> {
         if let Some(slot) = &*self.slot.borrow() {
             match &result {
@@ -139,7 +141,7 @@ impl Attempt<'_> {
         result
     }
 
-    /// It was answered: it does not come again.
+    /// Clears the intent: the request was answered, and is not sent again.
     pub(crate) fn answered(self) {
         if let Some(slot) = self.slot.take() {
             slot.clear();

@@ -1,10 +1,10 @@
-//! Going on with a mount whose daemon is gone: the kernel's connection, the inodes and open files
-//! that it knows, the requests that nobody answered.
+//! Resumes a mount whose daemon is gone: the connection to the kernel, its inodes and open files,
+//! and the unanswered requests.
 //!
-//! The order matters. All is restored before the first request is read; the unanswered requests are
-//! asked for again before that, too, because the kernel sends again *whatever* was read and not
-//! answered; and what the kernel caches wrongly is dropped only when the workers serve, since that
-//! makes it write to us.
+//! The order matters. Everything is restored before the first request is read. Unanswered requests
+//! are requested again before that, too, because the kernel sends again *every* request that was
+//! read and not answered. Outdated caches of the kernel are dropped only when the workers serve,
+//! because the drop sends dirty pages to them.
 
 use crate::backing::crossing::Crossing;
 use crate::backing::ledger::Ledger;
@@ -43,11 +43,11 @@ use std::io;
 use std::sync::Arc;
 
 impl Mount {
-    /// Takes a mount over from a daemon that is gone. Of `config`, what was decided when it was
-    /// mounted is not looked at: the paths, and how writes are treated.
+    /// Takes a mount over from a daemon that is gone. Of `config`, the paths and the write mode are
+    /// ignored, because they were decided when the mount was made.
     ///
     /// # Errors
-    /// When what is given is not complete, or of another version.
+    /// Fails if the descriptors are incomplete, or of another version.
     pub fn take_over<E>(
         config: &Config,
         given: Given,
@@ -70,7 +70,8 @@ impl Mount {
         let session = Session::resume(device, Negotiated { minor: state.minor, capabilities: state.capabilities });
         let can_resend = state.capabilities & init::HAS_RESEND != 0;
         if !can_resend {
-            // Nobody would ever answer what was read from them: closed everywhere, they fail it.
+            // No daemon would ever answer requests that were read from these descriptors. When they
+            // are closed everywhere, the kernel fails these requests.
             devices.keys().for_each(|number| keep.release(Held::Device(*number)));
             devices = BTreeMap::new();
             tracing::warn!(
@@ -115,11 +116,11 @@ fn restore(
     held.insert(fuse::abi::ROOT_ID, path_only(&readable)?);
     let handles_from = (privilege == Privilege::Root).then(|| readable.try_clone()).transpose()?;
     let descriptors = descriptors(config, privilege);
-    // What is open may have no name left: its own descriptor leads there for certain.
+    // An open file may have no name left; its own descriptor always leads to it.
     let is_lost = |node: &layout::Node| node.handle.is_none() || node.flags & layout::node::DELETED != 0;
     let lost: HashSet<u64> = state.nodes.iter().filter(|node| is_lost(node)).map(|node| node.nodeid).collect();
     for known in &state.opens {
-        // Where few descriptors are left, a handle leads to what has a name.
+        // If few descriptors are left, files with a name are reached by their handles.
         let is_wanted = lost.contains(&known.nodeid) || (held.len() + state.opens.len()) * 2 < descriptors.limit();
         if let (Some(fd), false) = (opens.get(&known.handle), held.contains_key(&known.nodeid) || !is_wanted) {
             held.extend(path_only(fd).ok().map(|fd| (known.nodeid, fd)));
@@ -175,8 +176,8 @@ fn restore(
     })
 }
 
-/// Returns how many could not be restored. Descriptors of what is in no slot belong to opens that
-/// were not answered: let go.
+/// Returns the number of opens that could not be restored. Descriptors without a slot belong to
+/// unanswered opens, and are closed.
 fn restore_opens(
     known: &[layout::Open],
     mut opens: HashMap<u64, OwnedFd>,
@@ -186,7 +187,7 @@ fn restore_opens(
 ) -> usize {
     let mut lost = 0;
     let mut shared = HashMap::new();
-    // Those that share a descriptor come after those that the keeper has it for.
+    // Opens that share a descriptor come after those for which the supervisor holds it.
     let (first, second): (Vec<&layout::Open>, Vec<_>) =
         known.iter().partition(|open| open.is_directory || opens.contains_key(&open.handle));
     for open in first.into_iter().chain(second) {

@@ -1,5 +1,4 @@
-//! What the kernel tells of changes (fanotify(7), `struct fanotify_event_metadata` and the records
-//! behind it), decoded.
+//! Decodes fanotify(7) events: `struct fanotify_event_metadata` and the records behind it.
 
 use crate::system::FileHandle;
 
@@ -7,7 +6,7 @@ use crate::system::FileHandle;
 const OVERFLOW: u64 = 0x4000;
 /// Bytes of the fixed part: length, version, two lengths more, mask, descriptor, thread.
 const FIXED_BYTES: usize = 24;
-/// The version of all kernels since 2.6.37.
+/// The version of the format, in all kernels since 2.6.37.
 const VERSION: u8 = 3;
 /// The kind of a record that names a file by its handle (FAN_EVENT_INFO_TYPE_FID).
 const FILE: u8 = 1;
@@ -17,15 +16,15 @@ const RECORD_BYTES: usize = 12;
 /// An event.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// A thread has done something to a file, of whose handle this is the hash
-    /// ([`FileHandle::hash`]). The thread is 0 if it is none that we may know.
+    /// A thread has accessed a file; `handle` is the hash of its handle ([`FileHandle::hash`]). The
+    /// thread is 0 if it is outside of the daemon's pid namespace.
     Done { thread: i32, handle: u64 },
-    /// Something was done that is not known.
+    /// Events were lost.
     Lost,
 }
 
-/// The events that one read(2) has brought. What cannot be understood, and all behind it, is lost:
-/// the kernel makes nothing like it.
+/// Iterates over the events of one read(2). If an event cannot be decoded, it and all behind it
+/// count as lost. The kernel never creates such events.
 pub(super) fn decode(mut left: &[u8]) -> impl Iterator<Item = Event> {
     std::iter::from_fn(move || {
         if left.is_empty() {

@@ -1,5 +1,4 @@
-//! Being told of changes below that are made beside the mount, so that the kernel may believe
-//! attributes for longer.
+//! Detection of external changes, so that the kernel may cache attributes for longer.
 //!
 //! Without it the kernel asks for the attributes of a file again after a second
 //! ([`crate::Config::attr_timeout`]), each time a trip to the daemon; that is what `git status`, a
@@ -8,7 +7,7 @@
 //! forget what it believes of it: some [`PERIOD`] later, instead of a second.
 //! docs/design/consistency.md (Attributes) has the argument, and what nobody tells of.
 //!
-//! What must stay true:
+//! Invariants:
 //! - The inode below is marked, and nobody has it open for writing, before the attributes are
 //!   looked at that the kernel may believe for long. The kernel tells us of later opens. (Not all
 //!   writes are told of: those through mappings are not, nor those of the kernel's asynchronous
@@ -60,7 +59,7 @@ const EVENTS: u64 = 0x2 | 0x4 | 0x20 | 0x800;
 /// A directory was opened.
 const OPENED: u64 = 0x20 | 0x4000_0000;
 
-/// Whether what is done to a file is told.
+/// Whether fanotify reports changes of a file.
 #[derive(Default)]
 pub(crate) struct Marked(AtomicU8);
 
@@ -85,13 +84,13 @@ struct Changes {
     nodes: HashSet<u64>,
 }
 
-/// Being told of changes beside the mount, or not.
+/// The detection of external changes, which may be off.
 pub(crate) struct Beside {
     fanotify: Option<Fanotify>,
     marks: AtomicUsize,
     /// The workers' threads.
     own: Mutex<HashSet<i32>>,
-    /// What is to be forgotten for other reasons.
+    /// Nodes whose attributes must be forgotten for other reasons.
     asked: Mutex<Changes>,
     /// A thread holds this while it passes events on to the kernel.
     telling: Mutex<()>,
@@ -205,7 +204,7 @@ impl Beside {
         }
     }
 
-    /// How many files are marked.
+    /// Number of marked files.
     pub(crate) fn marks(&self) -> usize {
         self.marks.load(Ordering::Relaxed)
     }
@@ -220,7 +219,7 @@ impl Beside {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// The thread's work. Returns after [`Beside::close`].
+    /// The work of the thread. Returns after [`Beside::close`].
     pub(crate) fn run(&self, filesystem: &Passthrough, notifier: &Notifier) {
         let mut buffer = vec![0; EVENTS_BYTES];
         let mut all_forgotten: Option<Instant> = None;
@@ -236,7 +235,7 @@ impl Beside {
                 changes.nodes.extend(filesystem.inodes.ids());
             }
             for node in changes.nodes {
-                // A negative place: the attributes alone. Whatever the error: the kernel does not
+                // A negative place: the attributes only. On any error, the kernel does not
                 // know it, or the mount is gone.
                 let _ = notifier.inval_inode(node, -1, 0);
             }
@@ -247,7 +246,7 @@ impl Beside {
             if !is_due_later {
                 self.wait(fanotify);
             }
-            // What comes together is looked at together.
+            // Wait, so that events that arrive together are handled together.
             std::thread::sleep(PERIOD);
         }
     }
