@@ -19,13 +19,13 @@ measured! {
         host: String,
         /// whether the host is there
         connected: bool = gauge Count "pumapool_guest_connected",
-        /// What it has done.
+        /// Its counters.
         guest: GuestCounts,
     }
 }
 
 measured! {
-    /// What a guest has done since it was started, in pages but for `connects`.
+    /// Counters of a guest since its start, in pages except for `connects`.
     pub struct GuestCounts, "Host caches: in the guest" of ["guest"] by ["fs"] {
         /// times the host was reached
         connects: u64 = counter Count "pumapool_guest_connects_total",

@@ -4,7 +4,7 @@ use crate::{Confined, Pool, measured, words};
 use serde::{Deserialize, Serialize};
 
 words! {
-    /// What memory pressure has a lender do.
+    /// A lender's reaction to memory pressure.
     pub enum Pressure {
         /// There is none.
         None = "none",
@@ -25,13 +25,13 @@ pub struct Lend {
     pub version: String,
     /// Where it listens.
     pub listen: String,
-    /// What it may do.
+    /// Its rights.
     pub confined: Confined,
     /// How connections are protected.
     pub security: Option<String>,
     /// Where its metrics are served.
     pub metrics: Option<String>,
-    /// What it lends.
+    /// The lent memory.
     pub lender: Lender,
     /// Discovery, if it takes part in a pool.
     pub pool: Option<Pool>,
@@ -81,7 +81,7 @@ pub struct LentTo {
 }
 
 measured! {
-    /// What a lender says of itself on the Prometheus page.
+    /// The info metric of a lender on the Prometheus page.
     pub struct LenderInfo, "Lenders" of ["lend", "join"] by ["lender"]
         info "pumapool_lender_info" with [version]: "a lender: the program's version"
     {
@@ -91,7 +91,7 @@ measured! {
 }
 
 measured! {
-    /// What a lender does. Its counters include borrowers that left.
+    /// The state and counters of a lender. The counters include borrowers that have left.
     pub struct Lender, "Lenders" of ["lend", "join"] by ["lender"] {
         /// Where it listens.
         address: String,

@@ -1,15 +1,15 @@
-//! What the daemons report: their statuses, the metrics in them, and their answers to commands.
+//! Reports of the daemons: their statuses, the metrics in them, and their answers to commands.
 //!
-//! A daemon fills one of these structures and sends it as JSON over its control socket. `pumapool
-//! status`, `top`, the Prometheus page, the tests and the benches read it into the same structure,
-//! so that a misspelt field does not compile. A metric is declared beside the field that it comes
-//! from ([`metric`]).
+//! A daemon fills one of these structures and sends it as JSON over its control socket.
+//! `pumapool status`, `top`, the Prometheus page, the tests and the benches parse it into the same
+//! structure, so that a misspelt field does not compile. A metric is declared next to its field
+//! ([`metric`]).
 //!
-//! A reader may be older or newer than the daemon: a field that is missing has its default, and a
-//! field that is not known is ignored. The names of fields in JSON are an interface for users
-//! (`pumapool status --json`), and stay.
+//! A reader may be older or newer than the daemon: a missing field has its default, and an unknown
+//! field is ignored. The names of fields in JSON are an interface for users
+//! (`pumapool status --json`), and must not change.
 //!
-//! Must never happen in here: I/O, or a dependency on what is reported about.
+//! This crate must never do I/O, or depend on the crates whose state it reports.
 
 pub mod metric;
 
@@ -143,13 +143,13 @@ impl All {
     }
 }
 
-/// What a daemon may do, as it found when it had dropped its rights.
+/// The rights of a daemon, as read after it dropped the others.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Confined {
-    /// No program that it starts gains rights.
+    /// Whether no program that it starts can gain rights.
     pub no_new_privs: bool,
-    /// The capabilities that it has left, without "CAP_".
+    /// The remaining capabilities, without "CAP_".
     pub capabilities: Vec<String>,
     /// Which files it may open: "few", "few, and all in FOLDER", either with ", as far as this
     /// kernel can forbid them", or "all permitted".
@@ -172,7 +172,7 @@ macro_rules! reported {
 
 reported!(Mount: "mount", Lend: "lend", Join: "join", Guest: "guest", Numa: "numa");
 
-/// Statuses are shown as JSON, for the messages of tests.
+/// Displays statuses as JSON, for the messages of tests.
 macro_rules! shown_as_json {
     ($($name:ty),*) => {$(
         impl fmt::Display for $name {

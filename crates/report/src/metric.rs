@@ -1,27 +1,27 @@
-//! Metrics: what is declared of each, and the macro that declares them beside their fields.
+//! Declarations of metrics, and the macro that declares them next to their fields.
 //!
 //! [`measured!`](crate::measured) takes a structure of a status. A field is followed by its metric:
 //! kind, unit of the field, and name on the Prometheus page. The doc comment of the field is the
 //! help text of the metric. A field without a metric is not on the page: it is a text, a name or a
 //! list.
 //!
-//! Names follow Prometheus: `pumapool_`, what it is of, what it is, the base unit, and `_total` of
-//! what only grows. Amounts of memory are in bytes; what happens to single pages is counted in
-//! pages.
+//! Names follow the conventions of Prometheus: `pumapool_`, the object, the quantity, the base
+//! unit, and `_total` for counters. Amounts of memory are in bytes; operations on pages are counted
+//! in pages.
 
 use crate::Times;
 
-/// What kind of number it is.
+/// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows, as long as the daemon runs.
+    /// A number that only grows while the daemon runs.
     Counter,
-    /// Goes up and down. True is 1 and false is 0.
+    /// A number that grows and shrinks. True is 1 and false is 0.
     Gauge,
-    /// One of these words: 1 for the one that it is, 0 for the others, told apart by the label
-    /// `state`.
+    /// One of these words, distinguished by the label `state`: 1 for the present word, 0 for the
+    /// others.
     State(&'static [&'static str]),
-    /// How long something took: [`Times`].
+    /// A distribution of times: [`Times`].
     Histogram,
     /// Always 1; the information is in further labels of these names.
     Info(&'static [&'static str]),
@@ -72,11 +72,11 @@ impl Unit {
 pub struct Metric {
     /// Its name on the Prometheus page.
     pub name: &'static str,
-    /// What kind of number it is.
+    /// The kind of a metric.
     pub kind: Kind,
     /// The unit of the field.
     pub unit: Unit,
-    /// What it says, with spaces around it.
+    /// Its help text, with spaces around it.
     doc: &'static str,
 }
 
@@ -86,7 +86,7 @@ impl Metric {
         Metric { name, kind, unit, doc }
     }
 
-    /// What it says.
+    /// Its help text.
     pub fn help(&self) -> &'static str {
         self.doc.trim()
     }
@@ -95,7 +95,7 @@ impl Metric {
 /// Metrics that stand together in a structure and have the same labels.
 #[derive(Clone, Copy, Debug)]
 pub struct Section {
-    /// What it is about. Sections of the same title stand together in the reference.
+    /// The title. Sections with the same title are together in the reference.
     pub title: &'static str,
     /// The kinds of daemon that have it.
     pub daemons: &'static [&'static str],
@@ -112,14 +112,14 @@ impl Section {
     }
 }
 
-/// What a field says now.
+/// The present value of a field.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sample<'a> {
     /// Nothing.
     Missing,
     /// A number in the unit of the field.
     Number(f64),
-    /// Which word it is.
+    /// The present word.
     Word(&'static str),
     /// How long something took.
     Times(&'a Times),
@@ -138,7 +138,7 @@ pub trait Measured {
 
 /// The type of a field that can have a metric.
 pub trait Sampled {
-    /// What it says now.
+    /// The present value.
     fn sample(&self) -> Sample<'_>;
 }
 
@@ -247,8 +247,8 @@ macro_rules! metric_of {
     };
 }
 
-/// Declares a choice of words: an enumeration, and how each stands in JSON and on the Prometheus
-/// page. A word that is not known, of a daemon of another version, is `Unknown`.
+/// Declares an enumeration, with the word of each variant in JSON and on the Prometheus page. An
+/// unknown word, from a daemon of another version, is `Unknown`.
 #[macro_export]
 macro_rules! words {
     ($(#[$meta:meta])* pub enum $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }) => {
@@ -266,7 +266,7 @@ macro_rules! words {
             /// The words that are known.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
-            /// How it stands in JSON; `?` if it is not known.
+            /// The word in JSON; `?` if it is unknown.
             pub fn word(self) -> &'static str {
                 match self {
                     $($name::$variant => $word,)+
@@ -274,7 +274,7 @@ macro_rules! words {
                 }
             }
 
-            /// The one of this word.
+            /// The variant of this word.
             pub fn of(word: &str) -> $name {
                 match word {
                     $($word => $name::$variant,)+

@@ -35,7 +35,7 @@ words! {
 }
 
 words! {
-    /// How a lender stands.
+    /// The state of a lender.
     pub enum LinkState {
         /// Connected, and used.
         Used = "used",
@@ -48,14 +48,14 @@ words! {
     }
 }
 
-/// How long something took, each time since the daemon began.
+/// A distribution of times since the daemon began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Times {
     /// Upper bounds of the buckets, in microseconds.
     pub bounds_us: Vec<u64>,
-    /// How many took no longer than this bound, and longer than the one before; the last: longer
-    /// than all bounds.
+    /// Number of times up to this bound and above the previous one. The last number is of times
+    /// above all bounds.
     pub counts: Vec<u64>,
     /// The sum of all, in nanoseconds.
     pub sum_ns: u64,
@@ -69,21 +69,22 @@ pub struct CurvePoint {
     pub bytes: u64,
     /// Share of the misses that it would have answered.
     pub hit_ratio: f64,
-    /// Share of the misses that this rests on; 0: the pool was never filled, and the last misses
-    /// were taken.
+    /// Share of the misses that the estimate is based on. 0: the pool was never filled, and the
+    /// last misses were used.
     pub seen: f64,
 }
 
-/// What pools of other sizes would have answered. No metric: the sizes move with what is seen, so
-/// that time series would pile up.
+/// Estimated hit ratios of pools of other sizes. It is not a metric: the sizes change, so time
+/// series would accumulate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Curve {
-    /// Misses that were looked at; older ones count less.
+    /// Number of sampled misses; older ones count less.
     pub sampled_misses: u64,
-    /// Pages that were evicted and have not come back: the most that a pool could hold.
+    /// Pages that were evicted and not read again, in bytes: the largest amount that a pool could
+    /// hold.
     pub evicted_bytes: u64,
-    /// Sizes, each twice the one before, until all would fit.
+    /// Estimates for sizes, each twice the previous one, until everything would fit.
     pub points: Vec<CurvePoint>,
 }
 
@@ -91,7 +92,7 @@ pub struct Curve {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Guests {
-    /// Where it listens for them.
+    /// The address at which guests connect.
     pub listen: String,
     /// Each of them.
     pub list: Vec<HostGuest>,
@@ -102,7 +103,7 @@ measured! {
     pub struct Mount, "Mounts" of ["mount"] by ["mount"]
         info "pumapool_mount_info" with [source, version, strategy, write, fill]: "a mount: the directory below, the program's version, and how it is served"
     {
-        /// The process that stands for the mount: the supervisor, as long as it is there.
+        /// The process that represents the mount: the supervisor while it runs.
         pid: u32,
         /// The process that serves.
         daemon_pid: u32,
@@ -118,7 +119,7 @@ measured! {
         strategy: Strategy,
         /// When pages are put at lenders.
         fill: Fill,
-        /// What the daemon may do.
+        /// The rights of the daemon.
         confined: Confined,
         /// How connections to lenders are protected; none without lenders.
         security: Option<String>,
@@ -126,7 +127,7 @@ measured! {
         metrics: Option<String>,
         /// Discovery, if it takes part in a pool.
         pool: Option<Pool>,
-        /// What does not work as it should, and what to do.
+        /// The present problems, with advice for each.
         problems: Vec<String>,
         /// The virtual machines whose images it serves, if it serves any.
         guests: Option<Guests>,
@@ -138,17 +139,17 @@ measured! {
         puts_under_way: u64 = gauge Count "pumapool_mount_puts_under_way",
         /// Its lenders.
         lenders: Vec<Link>,
-        /// What reads of the backing directory take.
+        /// Latency of reads of the backing directory.
         disk: Disk,
-        /// What becomes of pages that are read in sequential streams.
+        /// The handling of pages that are read in sequential streams.
         streams: String,
-        /// What pools of other sizes would have answered.
+        /// Estimated hit ratios of pools of other sizes.
         curve: Curve,
         /// Reads, evictions and what became of pages.
         borrower: Borrower,
         /// Its control groups, if it tells them apart.
         cgroups: Option<Vec<Cgroup>>,
-        /// What gets and reads took.
+        /// Latencies of gets and of backing reads.
         latencies: Latencies,
         /// The catalog.
         catalog: Catalog,
@@ -160,7 +161,7 @@ measured! {
 }
 
 measured! {
-    /// What gets and reads of a mount took.
+    /// Latencies of gets and of backing reads of a mount.
     pub struct Latencies, "Mounts" of ["mount"] by ["mount"] {
         /// what gets took until they were answered, or until the directory below was faster
         get: Times = times Microseconds "pumapool_mount_get_seconds",
@@ -170,7 +171,7 @@ measured! {
 }
 
 measured! {
-    /// What reads of the backing directory took lately.
+    /// The recent latency of reads of the backing directory.
     pub struct Disk, "Mounts" of ["mount"] by ["mount"] {
         /// what short reads of the directory below took lately, on average: what lenders are
         /// compared with
@@ -181,7 +182,7 @@ measured! {
 }
 
 measured! {
-    /// What a borrower counts.
+    /// The counters of a borrower.
     pub struct Borrower, "Mounts: reads, evictions and what became of pages" of ["mount"] by ["mount"] {
         /// READ requests out of the page cache
         reads: u64 = counter Count "pumapool_mount_reads_total",
@@ -259,7 +260,7 @@ measured! {
 }
 
 measured! {
-    /// What a borrower knows of lent pages.
+    /// A borrower's catalog of lent pages.
     pub struct Catalog, "Mounts: the catalog" of ["mount"] by ["mount"] {
         /// files that are known
         files: u64 = gauge Count "pumapool_mount_lent_files",
@@ -271,7 +272,7 @@ measured! {
 }
 
 measured! {
-    /// What a control group has of a mount.
+    /// A control group's use of a mount.
     pub struct Cgroup, "Mounts: control groups, where they are told apart" of ["mount"] by ["mount", "cgroup"] {
         /// Its directory, relative to that of the hierarchy; or `others`.
         cgroup: String,
@@ -299,7 +300,7 @@ measured! {
 }
 
 measured! {
-    /// What the eviction tap counts.
+    /// The counters of the eviction tap.
     pub struct Tap, "Mounts: the eviction tap" of ["mount"] by ["mount"] {
         /// evictions told in the ring
         captured_pages: u64 = counter Count "pumapool_mount_tap_captured_pages_total",
@@ -381,9 +382,9 @@ measured! {
     pub struct Link, "Mounts: each of their lenders" of ["mount"] by ["mount", "lender"] {
         /// Its number in the catalog.
         number: u8,
-        /// Where it is reached.
+        /// Its address.
         address: String,
-        /// What it is called in the pool.
+        /// Its id in the pool.
         id: Option<String>,
         /// how the lender stands: used; shunned: there, but too slow; away: it may come back with
         /// its pages; down

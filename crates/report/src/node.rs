@@ -4,7 +4,7 @@ use crate::{Confined, Lender, Pool, measured, words};
 use serde::{Deserialize, Serialize};
 
 words! {
-    /// What a node does.
+    /// The role of a node.
     pub enum RoleName {
         /// It lends.
         Lend = "lend",
@@ -14,9 +14,9 @@ words! {
 }
 
 words! {
-    /// What a node is told to do.
+    /// The role that an administrator has set for a node.
     pub enum RoleWanted {
-        /// What it needs.
+        /// The node chooses its role as needed.
         Auto = "auto",
         /// Lend, and not borrow.
         Lend = "lend",
@@ -26,7 +26,7 @@ words! {
 }
 
 words! {
-    /// What a mount of a node does.
+    /// The state of a mount of a node.
     pub enum NodeMountState {
         /// It puts evicted pages at lenders.
         Borrows = "borrows",
@@ -49,28 +49,28 @@ pub struct Join {
     pub version: String,
     /// Where its lender listens.
     pub listen: String,
-    /// What it may do.
+    /// Its rights.
     pub confined: Confined,
     /// How connections are protected.
     pub security: Option<String>,
     /// Where its metrics are served.
     pub metrics: Option<String>,
-    /// What it does.
+    /// Its role.
     pub role: Role,
     /// Its mounts.
     pub mounts: Vec<NodeMount>,
-    /// What it lends.
+    /// Its lent memory.
     pub lender: Lender,
     /// Discovery.
     pub pool: Option<Pool>,
 }
 
 measured! {
-    /// What a node does, and why.
+    /// The role of a node, with the reason.
     pub struct Role, "Nodes that lend and borrow by need" of ["join"] by ["node"] {
         /// what it does
         role: RoleName = state Count "pumapool_node_role",
-        /// What it is told to do.
+        /// The role that was set.
         wanted: RoleWanted,
         /// Why the role is what it is.
         reason: String,

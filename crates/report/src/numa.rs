@@ -32,7 +32,7 @@ measured! {
         policy: String,
         /// Its process, if it is there.
         pid: Option<u32>,
-        /// What is done with it.
+        /// The state of its placement.
         state: String,
         /// accesses that were seen of it
         samples: u64 = counter Count "pumapool_numa_samples_total",

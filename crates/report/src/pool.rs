@@ -3,7 +3,7 @@
 use crate::measured;
 
 measured! {
-    /// What gossip knows and did.
+    /// The state and counters of gossip.
     pub struct Pool, "Discovery by gossip" of ["mount", "lend", "join"] by ["gossip"] {
         /// The name of this node.
         node: String,

@@ -60,9 +60,9 @@ pub fn sections() -> &'static [Section] {
     SECTIONS
 }
 
-/// What these daemons report, metric by metric, without those of which they report nothing. If two
-/// daemons have the same labels (such as two mounts one over the other), the first one counts: a
-/// page must not have a value twice.
+/// Reads the metrics of these daemons. Metrics without a value are left out. If two daemons have
+/// the same labels (such as two mounts at one place), the first one counts, because a page must not
+/// have a value twice.
 pub fn read<'a>(daemons: impl IntoIterator<Item = &'a Daemon>) -> Vec<Family> {
     let mut page = Page::new();
     daemons.into_iter().for_each(|daemon| page.add_daemon(daemon));

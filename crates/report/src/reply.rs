@@ -1,4 +1,4 @@
-//! What a daemon answers to a command over its control socket.
+//! The answers of a daemon to commands over its control socket.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,25 +6,25 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Reply<T> {
-    /// It is not done.
+    /// The command was not executed.
     Refused {
         /// Why, and what to do.
         error: String,
     },
-    /// It is done.
+    /// The command was executed.
     Done(T),
 }
 
 impl<T> Reply<T> {
-    /// It is not done, for this reason.
+    /// Creates a refusal with this reason.
     pub fn refused(error: impl Into<String>) -> Reply<T> {
         Reply::Refused { error: error.into() }
     }
 
-    /// The answer, or why there is none.
+    /// Returns the answer.
     ///
     /// # Errors
-    /// The reason that the daemon gave.
+    /// Returns the reason that the daemon gave for a refusal.
     pub fn done(self) -> Result<T, String> {
         match self {
             Reply::Refused { error } => Err(error),
@@ -45,7 +45,7 @@ pub struct Upgraded {
 /// A node is told what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoleSet {
-    /// What it is told from now on.
+    /// The role from now on.
     pub wanted: crate::RoleWanted,
 }
 
