@@ -1,19 +1,20 @@
-//! The account of the daemon's descriptors: who holds how many, and who may take one more.
+//! The accounting of the daemon's descriptors: how many each user holds, and who may take another
+//! one.
 //!
-//! The kernel allows a process a fixed number of descriptors (RLIMIT_NOFILE), whoever causes them.
-//! This module divides that number, so that no user of the mount can take what others need:
+//! The kernel allows a process a fixed number of descriptors (RLIMIT_NOFILE). This module divides
+//! that number, so that no user of the mount can take the descriptors that others need:
 //!
-//! - a *reserve* is the daemon's own: sockets, workers, and the descriptors that a request holds
-//!   until its answer;
-//! - the rest is *room* for open files and for the descriptors that hold inodes (see `table.rs`).
-//!   Open files go first: inodes give their descriptors back;
+//! - a *reserve* is for the daemon itself: sockets, workers, and the descriptors that a request
+//!   holds until its answer;
+//! - the rest is *room* for open files and for descriptors that hold inodes (see `table.rs`). Open
+//!   files have priority: inodes give their descriptors back;
 //! - of the room, open files leave a part to inodes that only a descriptor can hold;
 //! - a part is for the mount's owner alone (root, or the user who has mounted);
-//! - of what is left for the others, one user has three quarters of what the rest of them leave, at
-//!   most.
+//! - of the remainder, one user may hold at most three quarters of the part that the other ordinary
+//!   users leave.
 //!
-//! The module is arithmetic: it opens and closes nothing. [`Taken`] and [`Counted`] give theirs
-//! back when they are dropped.
+//! The module only counts; it opens and closes nothing. [`Taken`] and [`Counted`] return their
+//! descriptors when they are dropped.
 
 use crate::lifecycle::workers::WORKERS_MAX;
 use fuse::Errno;
@@ -26,31 +27,32 @@ use std::time::{Duration, Instant};
 /// The daemon's own descriptors, whatever the limit: sockets to some lenders, the ring, logs, the
 /// control socket.
 const RESERVE_MIN: usize = 96;
-/// Descriptors that a worker needs: its own of /dev/fuse, and those that it has until a request is
-/// answered. These are four at the most (a rename), but of [`WORKERS_MAX`] most only wait for the
-/// backing file of one descriptor.
+/// Descriptors that a worker needs: its own of /dev/fuse, and those that it holds until a request
+/// is answered. A request holds at most four (a rename), but most of [`WORKERS_MAX`] workers wait
+/// for one backing file only.
 const RESERVE_PER_WORKER: usize = 2;
 /// A part of the limit that is reserved as well: a large pool has more sockets.
 const RESERVE_PART: usize = 64;
-/// The part of the room that open files leave to inodes, and the part that is the owner's alone.
+/// The part of the room (one in so many) that open files leave to inodes. The part for the owner
+/// alone is as large.
 const PART: usize = 32;
-/// The least of these parts.
+/// The smallest size of these parts.
 const PART_MIN: usize = 8;
-/// One user may hold so many quarters of what other ordinary users leave.
+/// One user may hold so many quarters of the part that other ordinary users leave.
 const USER_QUARTERS: usize = 3;
-/// Share of the room, in eighths, from which on the kernel is asked to forget inodes that only a
+/// If this share of the room is used, in eighths, the kernel is asked to forget inodes that only a
 /// descriptor can hold.
 const TIGHT_EIGHTHS: usize = 7;
 
-/// The account.
+/// The accounting.
 pub(crate) struct Descriptors {
     limit: usize,
     /// Number of descriptors that open files and inodes may hold together.
     room: usize,
-    /// The part of it that open files leave.
+    /// The part of the room that open files leave free.
     part: usize,
     anchors_max: usize,
-    /// The user whom no share bounds.
+    /// The user without a limit on the share.
     owner: u32,
     /// Open files and directories, and second descriptors of them.
     opens: AtomicUsize,
@@ -72,8 +74,8 @@ struct Charged {
 }
 
 impl Descriptors {
-    /// For a process that may have `limit` descriptors and has that many `workers` at the least.
-    /// Inodes hold `anchors_max` of them at most.
+    /// Creates the accounting of a process with a limit of `limit` descriptors and at least
+    /// `workers` workers. Inodes hold at most `anchors_max` of them.
     pub(crate) fn new(limit: usize, workers: usize, anchors_max: usize, owner: u32) -> Arc<Descriptors> {
         let limit = limit.min(i32::MAX as usize);
         let reserve = RESERVE_MIN + workers.max(WORKERS_MAX) * RESERVE_PER_WORKER + limit / RESERVE_PART;
@@ -98,21 +100,21 @@ impl Descriptors {
         self.limit
     }
 
-    /// How many are held by open files and by inodes.
+    /// Number of descriptors that open files and inodes hold.
     pub(crate) fn used(&self) -> usize {
         self.opens.load(Ordering::Relaxed) + self.anchors.load(Ordering::Relaxed)
     }
 
-    /// How many inodes are held by a descriptor.
+    /// Number of inodes that are held by a descriptor.
     pub(crate) fn anchors(&self) -> usize {
         self.anchors.load(Ordering::Relaxed)
     }
 
-    /// A user opens a file. `charge` is 2 if the file's inode has to hold a descriptor for as long
-    /// as it is open, else 1.
+    /// Charges a user for an open file. `charge` is 2 if the file's inode has to hold a descriptor
+    /// as long as the file is open, otherwise 1.
     ///
     /// # Errors
-    /// EMFILE if that is beyond the user's share.
+    /// EMFILE if this exceeds the user's share.
     pub(crate) fn take(self: &Arc<Descriptors>, uid: u32, charge: usize) -> Result<Taken, Errno> {
         let mut charged = self.charged.lock();
         if !self.allows(&charged, uid, charge) {
@@ -121,14 +123,14 @@ impl Descriptors {
         Ok(self.charge(&mut charged, uid, charge))
     }
 
-    /// Charges descriptors for what must not fail: a file that was open in a daemon before this
-    /// one, or a second descriptor that the kernel needs.
+    /// Charges descriptors for operations that must not fail: restoring a file that was open in the
+    /// previous daemon, or a second descriptor that the kernel needs.
     pub(crate) fn take_anyway(self: &Arc<Descriptors>, uid: u32, charge: usize) -> Taken {
         self.charge(&mut self.charged.lock(), uid, charge)
     }
 
-    /// A file was open in a daemon before this one. None: that did not write down whose it is, and
-    /// it counts as the owner's.
+    /// Charges for a file that was open in the previous daemon. `uid` is `None` if that daemon did
+    /// not record the user; then the owner is charged.
     pub(crate) fn restore(self: &Arc<Descriptors>, uid: Option<u32>, charge: usize) -> Taken {
         self.take_anyway(uid.unwrap_or(self.owner), charge)
     }
@@ -141,7 +143,7 @@ impl Descriptors {
         if uid == self.owner {
             return true;
         }
-        // The owner's part is his, whether he uses it or not.
+        // The owner's part stays reserved even if it is unused.
         let for_others = all.saturating_sub(charged.owner.max(self.part));
         let own = charged.by_user.get(&uid).copied().unwrap_or(0);
         let left = for_others.saturating_sub(charged.others - own);
@@ -159,44 +161,44 @@ impl Descriptors {
         Taken { account: self.clone(), uid, charge }
     }
 
-    /// Whether open files and inodes hold more than there is room for: inodes have to give some
-    /// back. Returns how many, and some more.
+    /// If open files and inodes hold more than the room, returns how many descriptors inodes have
+    /// to give back, with a margin.
     pub(crate) fn over(&self) -> Option<usize> {
         let over = self.used().saturating_sub(self.room);
         (over > 0).then(|| over + self.room / RESERVE_PART)
     }
 
-    /// Whether little room is left. Returns how many descriptors inodes should give back.
+    /// If little room is left, returns how many descriptors inodes should give back.
     pub(crate) fn tight(&self) -> Option<usize> {
         let over = self.used().saturating_sub(self.room / 8 * TIGHT_EIGHTHS);
         (over > 0).then(|| over + self.room / 8)
     }
 
-    /// A descriptor is to hold an inode that a file handle finds as well. None: there is no room
-    /// for it.
+    /// Takes a descriptor for an inode that a file handle finds as well. `None` if there is no
+    /// room.
     pub(crate) fn take_anchor(self: &Arc<Descriptors>) -> Option<Counted> {
         (self.anchors() < self.anchors_max && self.used() < self.room).then(|| self.add_anchor())
     }
 
-    /// A descriptor is to hold an inode that nothing else finds again. None: there is none left,
-    /// not even of the reserve's first half.
+    /// Takes a descriptor for an inode that can be found in no other way. `None` if not even the
+    /// first half of the reserve has one left.
     pub(crate) fn take_only_anchor(self: &Arc<Descriptors>) -> Option<Counted> {
         (!self.is_exhausted()).then(|| self.add_anchor())
     }
 
-    /// Whether not even the first half of the reserve is left.
+    /// Whether the first half of the reserve is used up.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.used() >= self.room + (self.limit - self.room) / 2
     }
 
-    /// A descriptor holds an inode, whatever room there is.
+    /// Counts a descriptor that holds an inode, regardless of the room.
     pub(crate) fn add_anchor(self: &Arc<Descriptors>) -> Counted {
         self.anchors.fetch_add(1, Ordering::Relaxed);
         Counted { account: self.clone() }
     }
 
-    /// Waits until some of the reserve's first half is left again, but not for longer than `limit`,
-    /// and never in more than half of the workers.
+    /// Waits until the first half of the reserve has a free descriptor, at most for `limit`. At
+    /// most half of the workers wait.
     pub(crate) fn wait_for_room(&self, limit: Duration) {
         if self.waiting.fetch_add(1, Ordering::Relaxed) < self.waiting_max {
             let deadline = Instant::now() + limit;
@@ -221,7 +223,7 @@ impl Drop for Counted {
     }
 }
 
-/// A descriptor that a user has caused, until this is dropped.
+/// A descriptor that is charged to a user, until this is dropped.
 pub(crate) struct Taken {
     account: Arc<Descriptors>,
     uid: u32,
@@ -234,15 +236,15 @@ impl Taken {
         self.uid
     }
 
-    /// A second descriptor of the same file.
+    /// Charges for a second descriptor of the file.
     ///
     /// # Errors
-    /// As for [`Descriptors::take`].
+    /// EMFILE if this exceeds the user's share.
     pub(crate) fn another(&self) -> Result<Taken, Errno> {
         self.account.take(self.uid, 1)
     }
 
-    /// A second descriptor of the same file, where the kernel cannot do without it.
+    /// Charges for a second descriptor of the file that the kernel needs in any case.
     pub(crate) fn another_anyway(&self) -> Taken {
         self.account.take_anyway(self.uid, 1)
     }

@@ -25,30 +25,30 @@ use std::sync::{Arc, OnceLock};
 
 /// An open file.
 ///
-/// Below it is open without O_APPEND and O_DIRECT: the kernel may use any handle to write back or
-/// read for its page cache, so both are decided per request. Only append-only files (chattr +a)
-/// keep O_APPEND, because they cannot be opened without.
+/// The backing file is open without O_APPEND and O_DIRECT. The kernel may use any handle to write
+/// back or read for its page cache, so both are decided for each request. Only append-only files
+/// (chattr +a) keep O_APPEND, because they cannot be opened without.
 pub(crate) struct OpenFile {
     /// The file.
     pub inode: Arc<Inode>,
-    /// Open as the caller asked.
+    /// The descriptor, with the caller's access mode.
     pub fd: Arc<Opened>,
     /// Whether `fd` can be read from.
     pub readable: bool,
     /// Whether `fd` can be written to.
     pub writable: bool,
-    /// Whether all that is written to `fd` is appended: the file is append-only.
+    /// Whether all writes to `fd` append, because the file is append-only.
     pub appends: bool,
     /// The id of the backing file, if the kernel passes this file through.
     pub backing: Option<u32>,
-    /// The kernel was told at open to drop what it caches of the file, and nothing has shown yet
-    /// that it has.
+    /// Whether the kernel was told at open to drop its cache of the file, and may not have done so
+    /// yet.
     drops: AtomicBool,
     reader: OnceLock<(OwnedFd, Taken)>,
     direct: OnceLock<(OwnedFd, Taken)>,
-    /// The failed syncs of `fd` that this open was told.
+    /// The failed syncs of `fd` that this open has got.
     pub told: Told,
-    /// Of the stream that somebody reads in it.
+    /// The read-ahead state of a stream in it.
     pub ahead: Mutex<Ahead>,
 }
 
@@ -63,8 +63,8 @@ impl Drop for OpenFile {
 }
 
 impl OpenFile {
-    /// `inode` knows that it is open ([`Inode::opened`], [`Inode::was_open`]), and is told when it
-    /// is no more; `backing` is what it said.
+    /// Creates an open file. `inode` has counted the open ([`Inode::opened`], [`Inode::was_open`])
+    /// and returned `backing`; it is notified when this is dropped.
     pub(crate) fn new(inode: Arc<Inode>, fd: Arc<Opened>, backing: Option<u32>) -> OpenFile {
         let access = fd.flags & OFlags::ACCMODE;
         OpenFile {
@@ -82,8 +82,8 @@ impl OpenFile {
         }
     }
 
-    /// The kernel is about to be told that this file is open, and to drop what it caches of it. It
-    /// does so before it gives the descriptor to who asked for it (fs/fuse/file.c, fuse_open).
+    /// Records that the answer to the open makes the kernel drop its cache of the file. The kernel
+    /// does so before it returns the descriptor to the program (fs/fuse/file.c, fuse_open).
     pub(crate) fn drops_cache(&self) {
         if let Some(file) = &self.inode.file {
             file.drop_begins();
@@ -91,8 +91,8 @@ impl OpenFile {
         }
     }
 
-    /// The process that opened the file uses it, or has closed it: what the open made the kernel
-    /// drop is dropped.
+    /// Records that the process uses the file or has closed it, which shows that the kernel has
+    /// dropped its cache.
     pub(crate) fn in_use(&self) {
         if self.drops.load(Ordering::Relaxed)
             && self.drops.swap(false, Ordering::Relaxed)
@@ -102,8 +102,8 @@ impl OpenFile {
         }
     }
 
-    /// A descriptor to read from: its own, or where the kernel reads through a write-only one,
-    /// another.
+    /// A descriptor to read from: its own, or another one if the kernel reads through a write-only
+    /// one.
     pub(crate) fn reader(&self) -> Result<BorrowedFd<'_>, Errno> {
         if self.readable {
             return Ok(self.fd.as_fd());
@@ -111,8 +111,8 @@ impl OpenFile {
         self.another(&self.reader, OFlags::RDONLY, || Ok(self.fd.taken.another_anyway()))
     }
 
-    /// A descriptor with O_DIRECT; EINVAL if the file system below has none, EMFILE beyond the
-    /// share of who has opened the file.
+    /// A descriptor with O_DIRECT. Fails with EINVAL if the backing file system has no O_DIRECT,
+    /// and with EMFILE beyond the share of the user who opened the file.
     pub(crate) fn direct(&self) -> Result<BorrowedFd<'_>, Errno> {
         let access = if self.writable { OFlags::RDWR } else { OFlags::RDONLY };
         self.another(&self.direct, access | OFlags::DIRECT, || self.fd.taken.another())
@@ -139,9 +139,9 @@ impl OpenFile {
 pub(crate) struct OpenDirectory {
     /// The directory.
     pub inode: Arc<Inode>,
-    /// How far it was read.
+    /// The state of reading it.
     pub listing: Mutex<Listing>,
-    /// Its descriptor, charged to who has opened it.
+    /// The charge of the user who opened it.
     pub taken: Taken,
 }
 
@@ -150,7 +150,7 @@ enum Handle {
     Directory(Arc<OpenDirectory>),
 }
 
-/// All that is open.
+/// All open files and directories.
 pub(crate) struct Handles {
     open: RwLock<HashMap<u64, Slotted>>,
     keep: Arc<Keep>,
@@ -158,7 +158,7 @@ pub(crate) struct Handles {
 
 struct Slotted {
     handle: Handle,
-    /// Where it is written down. None beyond the bound of the state memory.
+    /// Its slot in the state memory. `None` beyond the bound.
     slot: Option<OpenSlot>,
 }
 
@@ -174,7 +174,7 @@ impl Handles {
         if let Some(slot) = &slot {
             let (is_directory, uid, flags) = match &handle {
                 Handle::File(file) => {
-                    // One that is shared is kept already.
+                    // The supervisor already has a shared descriptor.
                     let mut kept_for = file.fd.kept_for.lock();
                     if kept_for.is_none() {
                         self.keep.hold(Held::Open(number), file.fd.as_fd());
@@ -201,14 +201,14 @@ impl Handles {
         self.insert(&directory.inode, Handle::Directory(directory.clone()))
     }
 
-    /// Adds a file that was open in a daemon before this one.
+    /// Adds a file that was open in the previous daemon.
     pub(crate) fn restore_file(&self, number: u64, slot: OpenSlot, fd: Arc<Opened>, inode: Arc<Inode>) {
         let backing = inode.was_open();
         let handle = Handle::File(Arc::new(OpenFile::new(inode, fd, backing)));
         self.open.write().insert(number, Slotted { handle, slot: Some(slot) });
     }
 
-    /// Adds a directory that was open in a daemon before this one.
+    /// Adds a directory that was open in the previous daemon.
     pub(crate) fn restore_directory(&self, number: u64, slot: OpenSlot, fd: OwnedFd, inode: Arc<Inode>, taken: Taken) {
         let listing = Mutex::new(Listing::new(fd));
         let handle = Handle::Directory(Arc::new(OpenDirectory { inode, listing, taken }));
@@ -231,7 +231,7 @@ impl Handles {
         }
     }
 
-    /// Closes it.
+    /// Closes a file or directory.
     pub(crate) fn remove(&self, number: u64) {
         let removed = self.open.write().remove(&number);
         let opened = match removed.as_ref().map(|open| &open.handle) {

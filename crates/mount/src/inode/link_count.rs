@@ -1,20 +1,20 @@
-//! How many names a file has, as the kernel believes it.
+//! The kernel's link count of a file.
 //!
-//! When a name is removed through the mount, the kernel counts one name less of that file, some
-//! time after the answer (fs/fuse/dir.c, `fuse_entry_unlinked`). Attributes that it takes over in
-//! between have the lower count already. Then it would count the same name twice, believe that no
-//! name is left, and refuse link(2) with ENOENT until it asks for the attributes again. So between
-//! the removal and the kernel's count:
+//! When a name is removed through the mount, the kernel decrements the link count of the file some
+//! time after the answer (fs/fuse/dir.c, `fuse_entry_unlinked`). Attributes that it caches in
+//! between already have the lower count. Then it would decrement twice, assume that no name is
+//! left, and refuse link(2) with ENOENT until it asks for the attributes again. So between the
+//! removal and the kernel's decrement:
 //!
-//! - attributes that somebody asks for are shown to that caller, but not cached: the kernel does
-//!   not take over attributes that it has been told to forget since it asked
-//!   (`fuse_change_attributes_i`, fs/fuse/inode.c);
-//! - attributes that come with a name have one link more, and are not believed. The next stat asks
-//!   again.
+//! - requested attributes are shown to the caller, but not cached: the kernel does not cache
+//!   attributes that it was told to forget since its request (`fuse_change_attributes_i`,
+//!   fs/fuse/inode.c);
+//! - attributes in the answer to a lookup have one link more, and a timeout of zero. The next stat
+//!   asks again.
 //!
-//! The kernel holds the directory locked from before it sends the removal until it has counted. A
-//! notification that takes the same lock tells when that is over (`kernel/invalidation.rs`). It is
-//! sent only when somebody has asked for the attributes.
+//! The kernel holds the directory locked from before it sends the removal until the decrement. A
+//! notification that takes the same lock shows when that is over (`kernel/invalidation.rs`). It is
+//! sent only if the attributes were requested.
 //!
 //! SETATTR and LINK need none of this: the kernel sends them with the file's own lock held, as it
 //! does a removal.
@@ -30,18 +30,18 @@ use rustix::fs::{FileType, Statx};
 use std::ffi::CStr;
 use std::sync::Arc;
 
-/// The name that was removed last of a file, until the kernel has counted that.
+/// The name of a file that was removed last, until the kernel has decremented the link count.
 #[derive(Default)]
 pub(crate) struct LostName(Mutex<Option<Loss>>);
 
 struct Loss {
     name: Arc<Name>,
-    /// It is removed from the backing directory.
+    /// Whether the name is removed from the backing directory.
     is_removed: bool,
 }
 
 impl LostName {
-    /// The kernel has counted the removal of that name.
+    /// Records that the kernel has counted the removal of this name.
     pub(crate) fn counted(&self, name: &Arc<Name>) {
         let mut lost = self.0.lock();
         if lost.as_ref().is_some_and(|loss| Arc::ptr_eq(&loss.name, name)) {
@@ -50,15 +50,15 @@ impl LostName {
     }
 }
 
-/// A name that is being removed. Dropped, it is not removed.
+/// A name that is being removed. If this is dropped, the removal has failed.
 #[must_use]
 pub(crate) struct Losing(Option<(Arc<Inode>, Arc<Name>)>);
 
 impl Losing {
-    /// To be called before the name is removed from the backing directory. `victim` is the file, if
-    /// the kernel knows it.
+    /// Must be called before the name is removed from the backing directory. `victim` is the file,
+    /// if the kernel knows it.
     pub(crate) fn begin(victim: Option<&Arc<Inode>>, parent: &Inode, name: &CStr) -> Losing {
-        // Of a directory the kernel sets the count to 0.
+        // For a directory the kernel sets the count to 0.
         let victim = victim.filter(|inode| inode.kind != FileType::Directory);
         Losing(victim.map(|inode| {
             let name = Arc::new(Name { parent: parent.nodeid, name: name.to_owned() });
@@ -67,7 +67,7 @@ impl Losing {
         }))
     }
 
-    /// The name is removed.
+    /// Records that the name is removed.
     pub(crate) fn removed(mut self) {
         if let Some((inode, _)) = self.0.take()
             && let Some(loss) = &mut *inode.lost_name.0.lock()
@@ -86,8 +86,7 @@ impl Drop for Losing {
 }
 
 impl Passthrough {
-    /// Whether the kernel may still have to count one name less than `now`, which was looked at
-    /// before this is called.
+    /// Whether the kernel may still have to decrement the count. `now` was read before this call.
     fn is_counting(&self, inode: &Arc<Inode>, now: &Statx) -> bool {
         // It never counts below 0.
         if now.stx_nlink == 0 {
@@ -95,22 +94,21 @@ impl Passthrough {
         }
         let lost = inode.lost_name.0.lock();
         let Some(loss) = &*lost else { return false };
-        // Before that the notification could wait for as long as the backing file system takes.
+        // Before that, the notification could wait as long as the backing file system needs.
         if loss.is_removed {
             self.invalidations.request_counted(inode, loss.name.clone());
         }
         true
     }
 
-    /// To be called before attributes are answered that somebody has asked for: who does, holds the
-    /// inode.
+    /// Must be called before requested attributes are answered. The caller holds the inode.
     pub(crate) fn before_attributes(&self, inode: &Arc<Inode>, now: &Statx) {
         if self.is_counting(inode, now) {
             self.invalidations.forget_attributes(inode.nodeid);
         }
     }
 
-    /// To be called with what is answered about a name that was found.
+    /// Must be called with the answer to a lookup.
     pub(crate) fn before_entry(&self, inode: &Arc<Inode>, now: &Statx, entry: &mut abi::EntryOut) {
         if self.is_counting(inode, now) {
             entry.attr.nlink = entry.attr.nlink.saturating_add(1);

@@ -1,4 +1,4 @@
-//! An inode keeps here the name that the kernel was told to believe.
+//! The name of an inode that the kernel may cache.
 
 use super::Inode;
 use crate::inode::stale::Stale;
@@ -6,42 +6,42 @@ use crate::takeover::layout::node;
 use std::ffi::{CStr, CString};
 use std::time::Instant;
 
-/// The name of a file that the kernel was told to believe for long, if any.
+/// The name of a file that the kernel may cache for long, if there is one.
 #[derive(Default)]
 pub(crate) enum Believed {
-    /// None.
+    /// No such name.
     #[default]
     Nothing,
-    /// This one.
+    /// This name.
     Name(Name),
-    /// One that the kernel is about to drop. Until then no other is believed for long: a successor
-    /// knows one name of each file.
+    /// A name that the kernel is about to drop. Until then the kernel may cache no other name for
+    /// long, because a successor knows only one name of each file.
     Dropping,
 }
 
 /// The state of the kernel's cached name after it has moved or removed the name.
 pub(crate) enum Moved {
-    /// It was not told to believe that name for long: of this node.
+    /// The kernel may not cache this name of the node for long.
     NotBelieved,
-    /// Remembered under its new name, if it has one.
+    /// The new name is recorded, if there is one.
     Remembered,
-    /// It must be told to drop it, because it believes it for long and no successor would know of
-    /// it.
+    /// The kernel must drop the name, because it may cache it for long and no successor would know
+    /// the name.
     Unknown(Name),
 }
 
-/// A name that the kernel knows a node by.
+/// A name of a node.
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Name {
-    /// The directory it is in.
+    /// The node of its directory.
     pub parent: u64,
     /// The name in that directory.
     pub name: CString,
 }
 
 impl Inode {
-    /// The kernel is about to be told to believe this name for long. False: it must not, because no
-    /// successor would know of it.
+    /// Records the name before the kernel may cache it for long. Returns false if the kernel must
+    /// not, because no successor would know the name.
     pub(crate) fn remember_name(&self, parent: u64, name: &CStr) -> bool {
         let mut believed = self.name.lock();
         match &*believed {
@@ -57,7 +57,7 @@ impl Inode {
         }
     }
 
-    /// The kernel has moved the name, or removed it.
+    /// Records that the kernel has moved or removed the name.
     pub(crate) fn name_moved(&self, from: (u64, &CStr), to: Option<(u64, &CStr)>) -> Moved {
         let mut believed = self.name.lock();
         if !matches!(&*believed, Believed::Name(known) if known.parent == from.0 && *known.name == *from.1) {
@@ -74,7 +74,7 @@ impl Inode {
         moved
     }
 
-    /// The name that the kernel believes for long, which it is about to be told to drop.
+    /// Returns the name that the kernel may cache for long, before the kernel is told to drop it.
     pub(crate) fn name_to_drop(&self) -> Option<Name> {
         let mut believed = self.name.lock();
         match std::mem::replace(&mut *believed, Believed::Dropping) {
@@ -86,14 +86,14 @@ impl Inode {
         }
     }
 
-    /// The name that the kernel believes is another file's now. This is also written down: a task
-    /// that has walked by the name may ask a successor for the file.
+    /// Records that the cached name belongs to another file now. This is also recorded for a
+    /// successor, because a task that has used the name may send its request to the successor.
     pub(crate) fn name_is_stale(&self) {
         *self.stale.lock() = Stale::Believed;
         self.slot.iter().for_each(|slot| slot.set_flag(node::STALE_NAME));
     }
 
-    /// Whether somebody may come to the file by a name that is not the file's any more.
+    /// Whether this inode may still be reached through a stale dentry.
     pub(crate) fn may_be_stale(&self) -> bool {
         let mut stale = self.stale.lock();
         if matches!(*stale, Stale::No) {
@@ -106,7 +106,7 @@ impl Inode {
         is_possible
     }
 
-    /// The kernel has dropped the name that it was told to drop.
+    /// Records that the kernel has dropped the name.
     pub(crate) fn name_dropped(&self) {
         let mut believed = self.name.lock();
         if let Some(slot) = &self.slot {

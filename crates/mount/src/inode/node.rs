@@ -29,46 +29,49 @@ pub(crate) struct Inode {
     pub device: Arc<Device>,
     /// The borrower's state of the file; only for regular files.
     pub file: Option<Arc<borrower::File>>,
-    /// Held from before a change is announced until its end, so that the stamps around it belong to
-    /// it alone.
+    /// Locked from before a change is announced until its end, so that the stamps around the change
+    /// belong to it alone.
     pub changing: Mutex<()>,
-    /// A write out of the page cache came for it: it was mapped, or (in `back`) simply written.
+    /// Whether a write out of the page cache has arrived: the file was mapped, or (with `back`)
+    /// written.
     pub mapped_writes: AtomicBool,
-    /// It was opened here so that the kernel may have bytes of it that are not below yet.
+    /// Whether opens through the mount allow the kernel to have bytes that the backing file does
+    /// not have yet.
     pub may_be_dirty: AtomicBool,
-    /// It was opened here for reading and writing: a mapping may store to it.
+    /// Whether it was opened through the mount for reading and writing, so that a mapping may store
+    /// to it.
     pub may_be_mapped: AtomicBool,
-    /// The kernel believes a size or times that are not the file's, until it forgets the inode (see
+    /// Whether the kernel's size or times of the file are wrong, until it forgets the inode (see
     /// `kernel/writeback.rs`).
     pub(super) misbelieved: AtomicBool,
-    /// Some of it was written and may be in the page cache below: the ledger knows what.
+    /// Whether written pages may be in the page cache of the backing file; the ledger has their
+    /// ranges.
     pub written_below: AtomicBool,
-    /// How it is open, and by how many.
+    /// The kind and number of its opens.
     pub passing: Mutex<Passing>,
-    /// Its newest descriptor, to be shared by opens that may have no other.
+    /// Its newest descriptor, which opens share if the user may have no other one.
     pub newest: Newest,
-    /// A write(2) that a READ has overtaken, and that is not answered yet.
+    /// An unanswered write(2) that a READ has overtaken.
     pub overtaken: OvertakenWrite,
-    /// The name that the kernel was told to believe for long.
+    /// The name that the kernel may cache for long.
     pub name: Mutex<Believed>,
-    /// Whether a name of it has gone stale lately. Taken alone, or inside `name`.
+    /// Whether a name of it has become stale recently. Locked alone, or inside `name`.
     pub stale: Mutex<Stale>,
-    /// The name that it has lost through the mount, until the kernel has counted that.
+    /// The name that was removed through the mount, until the kernel has counted that.
     pub lost_name: LostName,
-    /// Whether what is done to it beside the mount is told.
+    /// Whether fanotify reports external changes of it.
     pub marked: Marked,
-    /// Where it is written down for a successor. None beyond
-    /// [`crate::takeover::layout::NODES_MAX`].
+    /// Its slot in the state memory. `None` beyond [`crate::takeover::layout::NODES_MAX`].
     pub slot: Option<NodeSlot>,
     pub(super) identity: FileIdentity,
     pub(super) handle: Option<FileHandle>,
     pub(super) descriptor: Mutex<Option<Arc<Descriptor>>>,
-    /// The descriptor was used since somebody looked for descriptors to be given back.
+    /// Whether the descriptor was used since the last search for unused ones.
     pub(super) is_used: AtomicBool,
     pub(super) deleted: AtomicBool,
-    /// Whether the keeper has a descriptor of it.
+    /// Whether the supervisor has a descriptor of it.
     pub(super) is_kept: AtomicBool,
-    /// Used without a slot only.
+    /// The lookups of a node without a slot.
     pub(super) own_lookups: AtomicU64,
 }
 
@@ -86,9 +89,9 @@ impl AsFd for Descriptor {
 
 /// A descriptor of a node: its own, or one opened for this use.
 pub(crate) enum Anchor<'a> {
-    /// Of an open file.
+    /// The descriptor of an open file.
     Held(BorrowedFd<'a>),
-    /// The node's own. It may give it back meanwhile.
+    /// The node's own descriptor. The node may give it back meanwhile.
     Shared(Arc<Descriptor>),
     /// Opened for this use.
     Opened(OwnedFd),
@@ -105,38 +108,37 @@ impl AsFd for Anchor<'_> {
 }
 
 impl Inode {
-    /// The generation shown to the kernel. That of a device node is another one while its mount
-    /// forbids devices: the kernel takes the number of a device once, when it gets to know the
-    /// inode.
+    /// The generation shown to the kernel. A device node has another one while its mount forbids
+    /// devices, because the kernel reads the number of a device only once for each inode.
     pub(crate) fn generation(&self) -> u64 {
         let of_device = || u64::from(self.device.forbids().dev());
         self.file.as_ref().map_or_else(of_device, |file| u64::from(file.key().0))
     }
 
-    /// It has a name again (linkat of an O_TMPFILE).
+    /// Records that the file has a name again (linkat of an O_TMPFILE).
     pub(crate) fn mark_linked(&self) {
         self.deleted.store(false, Ordering::Relaxed);
         self.slot.iter().for_each(|slot| slot.clear_flag(node::DELETED));
     }
 
-    /// A write out of the page cache came for it.
+    /// Records that a write out of the page cache has arrived.
     pub(crate) fn mark_mapped_writes(&self) {
         self.mapped_writes.store(true, Ordering::Relaxed);
         self.slot.iter().for_each(|slot| slot.set_flag(node::MAPPED_WRITES));
     }
 
-    /// The kernel believes a size or times that are not the file's.
+    /// Records that the kernel's size or times of the file are wrong.
     pub(crate) fn mark_misbelieved(&self) {
         self.misbelieved.store(true, Ordering::Relaxed);
         self.slot.iter().for_each(|slot| slot.set_flag(node::MISBELIEVED));
     }
 
-    /// Whether the kernel believes a size or times that are not the file's.
+    /// Whether the kernel's size or times of the file are wrong.
     pub(crate) fn is_misbelieved(&self) -> bool {
         self.misbelieved.load(Ordering::Relaxed)
     }
 
-    /// Writes down how the file is left if we die. The caller holds `changing`.
+    /// Records the stamp of the file for a successor. The caller holds `changing`.
     pub(crate) fn record_stamp(&self) {
         if let (Some(slot), Some(file)) = (&self.slot, &self.file) {
             let left = file.left();
@@ -157,7 +159,7 @@ impl Inode {
         self.passing.lock().is_open()
     }
 
-    /// The hash of its handle below, where files have one.
+    /// The hash of its file handle, if the backing file system has handles.
     pub(crate) fn handle_hash(&self) -> u64 {
         self.identity.generation
     }
@@ -167,27 +169,27 @@ impl Inode {
         self.descriptor.lock().clone()
     }
 
-    /// How many descriptors an open file of it costs: 2 if the node cannot give its own back
+    /// Number of descriptors that an open costs: 2 if the node cannot give its own one back
     /// meanwhile.
     pub(crate) fn charge(&self) -> usize {
         if self.handle.is_some() { 1 } else { 2 }
     }
 
-    /// Whether it can be found again without a descriptor of it. (A file that has lost its name can
-    /// as long as it is open.)
+    /// Whether it can be found again without a descriptor. (A file without a name can as long as it
+    /// is open.)
     pub(super) fn can_give_back(&self) -> bool {
         self.handle.is_some()
     }
 
-    /// Whether it is what was found under a name.
+    /// Whether this is the file that was found.
     pub(crate) fn is(&self, found: &Statx) -> bool {
         self.identity.inode == found.stx_ino && self.identity.device == device_of(found)
     }
 
-    /// Whether no name is left, as far as we know.
+    /// Whether no name is left, as far as known.
     pub(crate) fn is_deleted(&self) -> bool {
-        // A server far away, who could know better, is not asked: this is looked at for each file
-        // again and again.
+        // A remote server, which may know better, is not asked, because each file is checked again
+        // and again.
         let known =
             |fd: BorrowedFd<'_>| statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::NLINK);
         self.deleted.load(Ordering::Relaxed)
@@ -196,18 +198,18 @@ impl Inode {
 }
 
 impl Inode {
-    /// Whether nothing that is found later can be this file, once the kernel has forgotten it. Of a
-    /// file system that is mounted in SOURCE that is assumed: nothing keeps it there, another one
-    /// may get its device number, and its server, which may be any user's, can forge all else of an
+    /// Whether no file found later can be this one, once the kernel has forgotten it. This is
+    /// assumed for a file system mounted within SOURCE: it can be unmounted, another one may get
+    /// its device number, and its server, which may belong to any user, can forge the rest of an
     /// identity.
     pub(super) fn is_gone_for_good(&self) -> bool {
         !self.device.is_source() || self.is_deleted()
     }
 }
 
-/// A file just opened with O_PATH below, on its way to becoming a node.
+/// A backing file that was just opened with O_PATH, before it becomes a node.
 pub(crate) struct Found {
-    /// Open on it with O_PATH.
+    /// Its descriptor, opened with O_PATH.
     pub fd: OwnedFd,
     /// The attributes of the file.
     pub stat: Statx,

@@ -1,15 +1,14 @@
-//! The descriptors of open files, and sharing them.
+//! The descriptors of open files, and sharing of them.
 //!
 //! Each open file has a descriptor of its own, as long as its user's share allows one
-//! (`descriptors.rs`). Beyond that share, an open of the same file by the same user in the same way
-//! shares the descriptor of the open before it, instead of failing. So a program that opens one
-//! file again and again meets its own limit first, as on any file system. The file is opened below
-//! in any case, so that errors and revalidation are those of any open; that descriptor is closed
-//! again.
+//! (`descriptors.rs`). Beyond that share, an open of the same file by the same user with the same
+//! flags shares the descriptor of the previous open, instead of failing. So a program that opens
+//! one file again and again reaches its own limit first, as on any file system. The backing file is
+//! opened in any case, so that errors and revalidation are those of any open. That descriptor is
+//! closed again.
 //!
-//! Sharing changes nothing that programs see: offsets and locks are the kernel's, O_APPEND and
-//! O_DIRECT are decided per request, and a failed sync is told once to each who shares the
-//! descriptor ([`Told`]).
+//! Programs do not notice the sharing: the kernel keeps offsets and locks, O_APPEND and O_DIRECT
+//! are decided for each request, and each sharing open gets a failed sync once ([`Told`]).
 
 use crate::filesystem::Passthrough;
 use crate::inode::Inode;
@@ -25,13 +24,13 @@ use std::sync::{Arc, Weak};
 /// A descriptor of an open file, of one open or of several.
 pub(crate) struct Opened {
     fd: OwnedFd,
-    /// How it is open.
+    /// The flags with which it is open.
     pub flags: OFlags,
-    /// Charged to the user who has opened it.
+    /// The charge of the user who opened it.
     pub taken: Taken,
-    /// The handle for which the keeper has a duplicate of it.
+    /// The handle for which the supervisor has a duplicate of it.
     pub kept_for: Mutex<Option<u64>>,
-    /// Times that a sync of it failed.
+    /// Number of failed syncs.
     failures: AtomicU32,
 }
 
@@ -62,18 +61,18 @@ impl AsFd for Opened {
     }
 }
 
-/// The kernel has read ahead on the mount already: what it read ahead below, too, would be cached
-/// there and asked for by nobody.
+/// Turns read-ahead off. The kernel already reads ahead on the mount; pages that it also read ahead
+/// in the backing file would be cached there in vain.
 pub(crate) fn no_readahead(fd: impl AsFd) {
     let _ = fadvise(fd, 0, None, Advice::Random);
 }
 
-/// The failed syncs of a descriptor that one open of it was told. (The kernel tells each failure
-/// once for each descriptor.)
+/// The number of failed syncs of a descriptor that were reported to one of its opens. (The kernel
+/// reports each failure once for each descriptor.)
 pub(crate) struct Told(AtomicU32);
 
 impl Told {
-    /// A new open is told what fails from now on.
+    /// The state of a new open, which gets failures from now on.
     pub(crate) fn from_now(opened: &Opened) -> Told {
         Told(AtomicU32::new(opened.failures.load(Ordering::Relaxed)))
     }
@@ -95,7 +94,7 @@ impl Told {
 pub(crate) struct Newest(Mutex<Weak<Opened>>);
 
 impl Newest {
-    /// This one is the newest.
+    /// Sets the newest descriptor.
     pub(crate) fn set(&self, opened: &Arc<Opened>) {
         *self.0.lock() = Arc::downgrade(opened);
     }
@@ -106,11 +105,11 @@ impl Newest {
 }
 
 impl Passthrough {
-    /// Opens a file below for a user. `waits` is as for [`Passthrough::open`]. Beyond the user's
-    /// share of descriptors, it shares that of an open before it.
+    /// Opens a backing file for a user. `waits` is as for [`Passthrough::open`]. Beyond the user's
+    /// share of descriptors, the descriptor of a previous open is shared.
     ///
     /// # Errors
-    /// Those of the file system below, and EMFILE.
+    /// Errors of the backing file system, and EMFILE.
     pub(crate) fn open_or_share(
         &self,
         inode: &Inode,

@@ -1,18 +1,17 @@
-//! A write(2) that a READ has overtaken, and what the kernel writes back until its pages are
-//! dropped.
+//! A write(2) that a READ has overtaken, and the writeback of its pages until they are dropped.
 //!
-//! The kernel fills its pages for a write(2), lets them go, and sends the WRITE later. If a page is
-//! dropped in between and read again, the kernel has the bytes of before in it, while the backing
-//! file gets those of the write. If a program then stores into another part of this page through a
-//! mapping, the kernel writes the whole page back, with the bytes of before: the write would be
-//! lost. Every FUSE file system has this fault of the kernel; here it would come more often,
-//! because pages are dropped more often.
+//! The kernel fills its pages for a write(2), unlocks them, and sends the WRITE later. If a page is
+//! dropped in between and read again, the page has the old bytes, while the backing file gets the
+//! new ones. If a program then stores into another part of this page through a mapping, the kernel
+//! writes the whole page back, with the old bytes. So the write would be lost. Every FUSE file
+//! system has this fault of the kernel. Here it would occur more often, because pages are dropped
+//! more often.
 //!
-//! The mount notices that a write(2) is overtaken (docs/design/consistency.md, R20), and answers it
-//! when the kernel has dropped the pages. Until then it remembers what the file held before, and
-//! what the write has put there. Where the kernel writes back a byte that the file held before, the
-//! byte of the write takes its place. A program that has stored this very byte has done so before
-//! the write, which has not returned.
+//! The mount detects that a write(2) is overtaken (docs/design/consistency.md, R20), and answers it
+//! when the kernel has dropped the pages. Until then it remembers the old bytes of the file and the
+//! bytes of the write. If the kernel writes back a byte equal to the old one, the byte of the write
+//! replaces it. A program that has stored this same byte has done so before the write, which has
+//! not returned.
 
 use page::PAGE_SIZE;
 use parking_lot::Mutex;
@@ -20,27 +19,26 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The overtaken write(2) of a file that is not answered yet. There is one at most, because the
-/// kernel holds the inode's lock from the filling of its pages to its answer. It takes as much
-/// memory as two requests.
+/// The unanswered overtaken write(2) of a file. There is at most one, because the kernel holds the
+/// inode's lock from filling the pages until the answer. It needs as much memory as two requests.
 #[derive(Default)]
 pub(crate) struct OvertakenWrite {
-    /// The kernel's number of the write that is remembered. 0: none, as is the rule. It changes
-    /// under the lock.
+    /// The kernel's number of the remembered write. 0: none, which is usual. It changes under the
+    /// lock.
     request: AtomicU64,
     remembered: Mutex<Option<Remembered>>,
 }
 
 struct Remembered {
-    /// Of the first byte, in the file.
+    /// Offset of the first byte in the file.
     offset: u64,
     before: Vec<u8>,
     written: Vec<u8>,
 }
 
 impl Remembered {
-    /// The bytes of the write that are also among the `len` bytes at `offset` of the file: where
-    /// they are in the write. Empty if there is none.
+    /// The intersection of the write with the `len` bytes at `offset` of the file, as a range of
+    /// the write's bytes. Empty if there is none.
     fn overlap(&self, offset: u64, len: u64) -> Range<usize> {
         let end = offset.saturating_add(len).min(self.offset + self.before.len() as u64);
         let start = offset.max(self.offset).min(end.max(self.offset));
@@ -49,8 +47,8 @@ impl Remembered {
 }
 
 impl OvertakenWrite {
-    /// The kernel's `request` is about to write `written` at `offset`, where the file holds
-    /// `before`, which is as long. It is remembered until the guard is dropped.
+    /// Remembers that the kernel's `request` is about to write `written` at `offset`, where the
+    /// file has `before`, of the same length. It is remembered until the guard is dropped.
     pub(crate) fn begins(&self, request: u64, offset: u64, before: Vec<u8>, written: &[u8]) -> Remembering<'_> {
         debug_assert_eq!(before.len(), written.len());
         let mut remembered = self.remembered.lock();
@@ -59,15 +57,15 @@ impl OvertakenWrite {
         Remembering { write: self, request }
     }
 
-    /// The kernel's number of the write that is remembered. 0: none.
+    /// The kernel's number of the remembered write. 0: none.
     pub(crate) fn request(&self) -> u64 {
         self.request.load(Ordering::Acquire)
     }
 
-    /// A READ of these bytes is about to be answered, and `seen` is what
-    /// [`OvertakenWrite::request`] was before it began. So it waited for that write
-    /// (docs/design/consistency.md, R10), and no older copy of its pages is left (K2): what is
-    /// stored into them from now on is stored behind the write.
+    /// Forgets bytes of the write that a READ is about to return. `seen` is the value of
+    /// [`OvertakenWrite::request`] before the READ began. The READ has waited for that write
+    /// (docs/design/consistency.md, R10), and no older copy of its pages is left (K2). So later
+    /// stores into them come after the write.
     pub(crate) fn is_read(&self, seen: u64, offset: u64, len: u64) {
         if seen == 0 {
             return;
@@ -93,7 +91,7 @@ impl OvertakenWrite {
     }
 }
 
-/// Has an overtaken write remembered.
+/// A guard that keeps an overtaken write remembered.
 pub(crate) struct Remembering<'a> {
     write: &'a OvertakenWrite,
     request: u64,

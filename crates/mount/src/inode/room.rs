@@ -1,33 +1,33 @@
-//! Room for one more descriptor: what is given back, and what the kernel is asked to forget.
+//! Makes room for descriptors: inodes give theirs back, and the kernel is asked to forget inodes.
 
 use super::descriptors::Taken;
 use crate::filesystem::Passthrough;
 use fuse::Errno;
 use std::time::Duration;
 
-/// How long a request waits until the kernel has forgotten inodes, where no descriptor is left:
-/// that takes some milliseconds.
+/// Time limit for a request to wait until the kernel has forgotten inodes, if no descriptor is
+/// left. The kernel needs some milliseconds.
 const FORGET_WAIT: Duration = Duration::from_millis(500);
 
 impl Passthrough {
-    /// A user opens a file or directory: one more descriptor. For `charge` see
+    /// Charges a user for opening a file or directory. For `charge` see
     /// [`Descriptors::take`](crate::inode::descriptors::Descriptors::take).
     ///
     /// # Errors
-    /// EMFILE beyond the user's share, or if none is left.
+    /// EMFILE if this exceeds the user's share, or if no descriptor is left.
     pub(crate) fn take_descriptor(&self, uid: u32, charge: usize) -> Result<Taken, Errno> {
         let taken = self.inodes.descriptors().take(uid, charge)?;
         self.make_room();
         if self.inodes.descriptors().is_exhausted() { Err(Errno::MFILE) } else { Ok(taken) }
     }
 
-    /// Whether a listing may make inodes known that nobody has asked for yet.
+    /// Whether a listing may create inodes that were not requested.
     pub(crate) fn has_room_for_names(&self) -> bool {
         !self.inodes.needs_forgets() || self.inodes.descriptors().tight().is_none()
     }
 
-    /// Has inodes give back descriptors if few are left. Where none is left, it waits a little for
-    /// the kernel to forget some.
+    /// Makes inodes give back descriptors if few are left. If none is left, waits for a limited
+    /// time until the kernel has forgotten some inodes.
     pub(crate) fn make_room(&self) {
         let descriptors = self.inodes.descriptors();
         let Some(count) = descriptors.tight() else { return };
@@ -47,9 +47,8 @@ impl Passthrough {
         }
     }
 
-    /// Has the kernel drop the name of a file that it believes for long, and with that forget the
-    /// file. Not of a directory, as somebody may have mounted something there, which would go with
-    /// the name.
+    /// Makes the kernel drop the cached name of a file, and so forget the file. Not for a
+    /// directory, because a file system may be mounted there, and would be detached with the name.
     fn drop_name(&self, node: u64) {
         let Ok(inode) = self.inodes.get(node) else { return };
         if let Some(name) = inode.name_to_drop() {

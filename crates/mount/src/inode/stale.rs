@@ -1,49 +1,50 @@
-//! Names that are another file's by now, because somebody changed the directory beside the mount,
-//! and who came by them.
+//! Stale names: names that belong to another file because of an external change of the directory;
+//! and the tasks that have used them.
 //!
-//! The kernel is told to drop such a name, but a task that has just walked by it asks for the older
-//! file still, even a moment after the drop. By which name a task has come is not told. So each
-//! that comes then, until a second after the file was looked up again, is sent back (ESTALE: the
-//! kernel looks every name of the path up again), and let in when it comes the next time, to
-//! whatever file: then it has come by names that were looked up anew, or by none (/proc/self/fd).
-//! But one that has found nothing does not come back then: so whoever is the first to come to a
-//! file whose name has gone stale is sent back in any case, unless that file is what it has just
-//! looked up on its way back: then the name was replaced again since, and the kernel sends nobody
-//! back twice. Tasks outside the daemon's pid namespace are all called 0: of them only the first to
-//! come is sent back.
+//! The kernel is told to drop such a name. But a task that has just used it still sends its request
+//! for the older file, even a moment after the drop. The request does not show the name that the
+//! task used. So for a second after the file was looked up again, each task that sends a request
+//! for it gets ESTALE: the kernel then looks up every name of the path again. The next request of
+//! that task is accepted, for whatever file: the task has used names that were looked up again, or
+//! none (/proc/self/fd).
 //!
-//! That a name has gone stale is written down for a successor of this daemon, which then takes the
-//! name for dropped. A task's OPEN may have waited in the kernel's queue while one daemon has left
-//! and the next has not begun; it would be let in to the older file. Callers that were sent back
-//! are not written down.
+//! But a task whose second lookup finds nothing does not come back. So the first task that requests
+//! a file with a stale name gets ESTALE in any case. The exception is a file that the task has just
+//! looked up after an ESTALE: then the name was replaced again, and the kernel does not retry
+//! twice. Tasks outside the daemon's pid namespace all have the id 0: of these only the first one
+//! gets ESTALE.
+//!
+//! A stale name is recorded for a successor, which then treats the name as dropped. Otherwise an
+//! OPEN that waited in the kernel's queue during a takeover would open the older file. Tasks that
+//! got ESTALE are not recorded.
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest time from a task's looking at a name to its asking for the file that the name led to,
-/// once the kernel has dropped the name.
+/// Longest time from a task's use of a name to its request for the file, after the kernel has
+/// dropped the name.
 const WALK_MAX: Duration = Duration::from_secs(1);
 
-/// Longest time that a task needs to come back. One that has found nothing, or what it may not
-/// open, never does.
+/// Longest time until a task comes back after ESTALE. A task that finds nothing, or a file that it
+/// may not open, never comes back.
 const WAY_BACK_MAX: Duration = Duration::from_secs(10);
 
-/// Longest time from the end of a way back, which is to look up the file, to its being asked for.
+/// Longest time from the last lookup after ESTALE to the request for the file.
 const LAST_STEP_MAX: Duration = Duration::from_millis(100);
 
-/// Tasks on their way back; who comes beyond them is let in.
+/// Limit on the tasks that got ESTALE and have not come back. Beyond it, requests are accepted.
 const TASKS_MAX: usize = 4096;
 
 /// The state of the name that a task has used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// Nothing.
+    /// The name is good.
     Nothing,
-    /// It may be one that has gone stale lately.
+    /// The name may have become stale recently.
     PerhapsStale,
-    /// It has just been found stale.
+    /// The name was just found to be stale.
     Stale,
 }
 
@@ -53,25 +54,25 @@ pub(crate) enum Stale {
     /// No task can use a stale name.
     #[default]
     No,
-    /// The kernel has the name still.
+    /// The kernel still has the stale name.
     Believed,
-    /// The kernel has dropped it, and has not looked the file up since. So whoever comes by a name
-    /// has looked at it before that; or a rename has taken the name along, and the kernel believes
-    /// it under another one (see `ops/names.rs`).
+    /// The kernel has dropped the name, and has not looked the file up since. So a task that uses a
+    /// name has read it before that. Or a rename has moved the name, and the kernel caches it under
+    /// another one (see `ops/names.rs`).
     Dropped,
-    /// The kernel had it until just now.
+    /// The kernel had the stale name until this time.
     Until(Instant),
 }
 
 impl Stale {
-    /// The kernel has dropped the name, if there was any.
+    /// Records that the kernel has dropped the name, if there was one.
     pub(crate) fn name_dropped(&mut self) {
         if matches!(self, Stale::Believed) {
             *self = Stale::Dropped;
         }
     }
 
-    /// The kernel is told of a name that is the file's.
+    /// Records that the kernel gets a current name of the file.
     pub(crate) fn looked_up(&mut self, now: impl FnOnce() -> Instant) {
         if matches!(self, Stale::Dropped) {
             *self = Stale::Until(now() + WALK_MAX);
@@ -94,14 +95,14 @@ impl Stale {
     }
 }
 
-/// A task that was sent back.
+/// A task that got ESTALE.
 struct Way {
     since: Instant,
-    /// The node that it has looked up last since then, and when.
+    /// The node that it has looked up last since then, with the time.
     found: Option<(u64, Instant)>,
 }
 
-/// The tasks that were sent back.
+/// The tasks that got ESTALE and have not come back.
 #[derive(Default)]
 pub(crate) struct SentBack {
     tasks: Mutex<HashMap<u32, Way>>,
@@ -110,8 +111,8 @@ pub(crate) struct SentBack {
 }
 
 impl SentBack {
-    /// A task has looked up a name, of that node. None: there is no such name. (It may be on its
-    /// way all the same: to link a file to that name.)
+    /// Records that a task has looked up a name of this node. `None`: there is no such name. (The
+    /// task may still come back, to link a file to that name.)
     pub(crate) fn looked_up(&self, task: u32, node: Option<u64>, now: impl FnOnce() -> Instant) {
         if task == 0 || self.len.load(Ordering::Relaxed) == 0 {
             return;

@@ -1,17 +1,18 @@
 //! The inodes that the kernel knows, and the access to their backing files.
 //!
-//! A node is found by its identity below, so hard links are one node. Node ids are never used
-//! twice. The kernel counts how often it was given a node (lookups) and gives those counts back
-//! (FORGET); a node leaves the table exactly when they are even. Lookups count up under the shared
-//! lock, the last forget takes the exclusive one, so neither can miss the other. The borrower
-//! learns of files under the exclusive lock only: it never sees a file retired behind its adoption.
+//! A node is found by the identity of its backing file, so hard links are one node. Node ids are
+//! never used twice. The kernel counts how often it got a node (lookups), and gives these counts
+//! back (FORGET). A node leaves the table exactly when all are given back. Lookups are counted
+//! under the shared lock, and the last forget takes the exclusive one, so neither can miss the
+//! other. Files are adopted and retired at the borrower only under the exclusive lock, so these
+//! calls are never reordered.
 //!
 //! Each node is held by an *anchor*: an O_PATH descriptor, or a file handle, which is opened for
 //! each use. A node whose file system has handles keeps a descriptor as long as there is room
-//! (`descriptors.rs`); those used least lately give theirs back first. Without handles only a
-//! descriptor holds the node: when these run short, the kernel is asked to forget nodes that are
-//! not in use ([`Inodes::make_room`]). A file without a name left is held by a descriptor, too,
-//! unless these run short: its handle finds it as long as it is open.
+//! (`descriptors.rs`); the least recently used nodes give theirs back first. Without handles only a
+//! descriptor holds the node. If descriptors run short, the kernel is asked to forget unused nodes
+//! ([`Inodes::make_room`]). A file without a name is held by a descriptor, too, unless these run
+//! short: its handle finds it as long as it is open.
 //!
 //! Before the kernel gets a node, its slot of the state memory has all that a successor needs. A
 //! successor finds the file by its file handle. If there are no handles, and for files without a
@@ -39,10 +40,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Nodes that are looked at in one search for descriptors to be given back.
+/// Limit on the nodes that are visited in one search for unused descriptors.
 const LOOKED_AT_MAX: usize = 1024;
-/// Nodes in the order of their descriptors, beyond twice as many as have one, before those that are
-/// gone are taken out.
+/// The list of nodes may have twice as many entries as there are descriptors, and so many more,
+/// before removed nodes are taken out.
 const ORDER_SLACK: usize = 1024;
 
 #[derive(Default)]
@@ -71,26 +72,26 @@ impl Table {
     }
 }
 
-/// The table.
+/// The table of inodes.
 pub(crate) struct Inodes {
     pub(super) table: RwLock<Table>,
     pub(super) devices: Devices,
     pub(super) borrower: Arc<Borrower>,
     pub(super) keep: Arc<Keep>,
     pub(super) descriptors: Arc<Descriptors>,
-    /// Nodes with a descriptor that may be given back, or that the kernel may be asked to forget:
-    /// those that have it for longest first. Locked before the table.
+    /// Nodes with a descriptor that may be given back, or that the kernel may be asked to forget,
+    /// oldest descriptors first. Locked before the table.
     order: Mutex<VecDeque<u64>>,
     /// Whether a node was ever found that has no file handle.
     pub(super) has_only_descriptors: AtomicBool,
-    /// SOURCE, open for reading, and the id of its mount: file handles are opened through it. None:
-    /// no right to use handles.
+    /// SOURCE, open for reading, and the id of its mount, through which file handles are opened.
+    /// `None` without the right to use handles.
     pub(super) handles_from: Option<(OwnedFd, i32)>,
 }
 
 impl Inodes {
-    /// With the root in it, which the kernel never forgets. `handles_from` is SOURCE open for
-    /// reading, if file handles may be used.
+    /// Creates the table with the root, which the kernel never forgets. `handles_from` is SOURCE,
+    /// open for reading, if file handles may be used.
     pub(crate) fn new(
         root: Found,
         borrower: Arc<Borrower>,
@@ -124,9 +125,10 @@ impl Inodes {
         }
     }
 
-    /// The last name was seen to be gone; `fd` is open on the file, and held from now on if there
-    /// is room: no handle finds it for certain. (And the keeper is mostly the last to let it go, so
-    /// that nobody here waits until the file system below has freed what it held.)
+    /// Records that the last name of the file is gone. `fd` is open on the file, and is held from
+    /// now on if there is room, because a handle may not find it. (The supervisor usually closes
+    /// its descriptor last, so this daemon does not wait until the backing file system has freed
+    /// the blocks.)
     pub(crate) fn mark_deleted(&self, inode: &Inode, fd: OwnedFd) {
         inode.deleted.store(true, Ordering::Relaxed);
         inode.slot.iter().for_each(|slot| slot.set_flag(node::DELETED));
@@ -137,7 +139,7 @@ impl Inodes {
         self.anchor_by(inode, Descriptor { fd, _counted: self.descriptors.add_anchor() });
     }
 
-    /// Has a descriptor hold a node, if none does. Returns the one that does.
+    /// Makes a descriptor hold a node, if none does. Returns the descriptor that holds it.
     fn anchor_by(&self, inode: &Inode, fd: Descriptor) -> Arc<Descriptor> {
         let mut descriptor = inode.descriptor.lock();
         if let Some(held) = &*descriptor {
@@ -162,14 +164,14 @@ impl Inodes {
         }
     }
 
-    /// Whether there are nodes that nothing finds again but a descriptor.
+    /// Whether there are nodes that only a descriptor can find again.
     pub(crate) fn needs_forgets(&self) -> bool {
         self.has_only_descriptors.load(Ordering::Relaxed)
     }
 
-    /// Has up to `count` descriptors given back, of nodes that were not used since the last search
-    /// and that handles find again. Returns nodes that the kernel should be asked to forget:
-    /// nothing else finds them, and they seem not to be in use.
+    /// Closes up to `count` descriptors of nodes that were not used since the last search and that
+    /// handles find again. Returns unused nodes without handles, which the kernel should be asked
+    /// to forget.
     pub(crate) fn make_room(&self, count: usize) -> Vec<u64> {
         let mut to_forget = Vec::new();
         let mut given = 0;
@@ -192,7 +194,7 @@ impl Inodes {
         to_forget
     }
 
-    /// Has a node give back its descriptor, if a handle finds it again. Returns whether it had one.
+    /// Closes the descriptor of a node, if a handle finds it again. Returns whether it had one.
     pub(crate) fn give_back(&self, inode: &Inode) -> bool {
         if !inode.can_give_back() {
             return false;
@@ -229,36 +231,36 @@ impl Inodes {
         self.table.read().by_node.keys().copied().collect()
     }
 
-    /// The node of SOURCE's own device whose handle has that hash.
+    /// The node of SOURCE's own device whose handle has this hash.
     pub(crate) fn of_handle(&self, hash: u64) -> Option<u64> {
         self.table.read().by_handle.get(&hash).copied()
     }
 
-    /// The ids of those that a descriptor holds.
+    /// The ids of the nodes that a descriptor holds.
     pub(crate) fn nodes(&self) -> Vec<u64> {
         let held = |inode: &&Arc<Inode>| inode.file.is_some() && inode.descriptor.lock().is_some();
         self.table.read().by_node.values().filter(held).map(|inode| inode.nodeid).collect()
     }
 
-    /// The account of descriptors.
+    /// The accounting of descriptors.
     pub(crate) fn descriptors(&self) -> &Arc<Descriptors> {
         &self.descriptors
     }
 
-    /// The node of that id.
+    /// The node with this id.
     pub(crate) fn get(&self, nodeid: u64) -> Result<Arc<Inode>, Errno> {
         self.table.read().by_node.get(&nodeid).cloned().ok_or(Errno::STALE)
     }
 
-    /// The node of that file, if the kernel knows it.
+    /// The node of the file, if the kernel knows it.
     pub(crate) fn known(&self, found: &Found) -> Option<Arc<Inode>> {
         self.table.read().by_identity.get(&found.identity).cloned()
     }
 
-    /// The node of that file, new or not, with one more lookup.
+    /// The node of the file, new or existing, with one more lookup.
     ///
     /// # Errors
-    /// EMFILE if it is new, only a descriptor can hold it, and there is none left.
+    /// EMFILE if the node is new, only a descriptor can hold it, and none is left.
     pub(crate) fn reference(&self, found: Found) -> Result<Arc<Inode>, Errno> {
         if let Some(inode) = self.table.read().by_identity.get(&found.identity) {
             inode.lookups().fetch_add(1, Ordering::Relaxed);
@@ -285,7 +287,7 @@ impl Inodes {
         let file = (kind == FileType::RegularFile).then(|| self.borrower.adopt(found.identity));
         let memory = &self.keep.memory;
         if file.is_some() {
-            // They are given out here only, hence one after the other.
+            // Keys are assigned only here, so one after the other.
             memory.header(header::NEXT_KEY).store(self.borrower.next_key().0.into(), Ordering::Release);
         }
         let mut inode = Inode {
@@ -338,7 +340,7 @@ impl Inodes {
         Ok(inode)
     }
 
-    /// The kernel gives back `lookups` of a node. Returns the node if it is out of the table now.
+    /// Subtracts lookups that the kernel gives back. Returns the node if it has left the table.
     pub(crate) fn forget(&self, nodeid: u64, lookups: u64) -> Option<Arc<Inode>> {
         if nodeid == fuse::abi::ROOT_ID {
             return None;
@@ -362,7 +364,7 @@ impl Inodes {
         Some(inode)
     }
 
-    /// The mount is gone: the kernel has forgotten all.
+    /// Forgets all nodes, after the mount has ended.
     pub(crate) fn forget_all(&self) {
         let table = std::mem::take(&mut *self.table.write());
         for inode in table.by_node.values() {
@@ -372,9 +374,9 @@ impl Inodes {
         }
     }
 
-    /// A descriptor (O_PATH) of a node, which keeps it for the next use if there is room.
+    /// A descriptor (O_PATH) of a node. The node keeps it for the next use if there is room.
     pub(crate) fn anchor(&self, inode: &Inode) -> Result<Anchor<'static>, Errno> {
-        // Each request comes by here before it opens anything else.
+        // Each request calls this before it opens anything else.
         if let Some(over) = self.descriptors.over() {
             self.make_room(over);
         }
@@ -390,7 +392,7 @@ impl Inodes {
         Ok(Anchor::Shared(self.anchor_by(inode, Descriptor { fd, _counted })))
     }
 
-    /// A descriptor of a node that may not be in the table any more, which keeps nothing.
+    /// A descriptor of a node that may have left the table. The node does not keep it.
     pub(crate) fn anchor_once(&self, inode: &Inode) -> Result<Anchor<'static>, Errno> {
         match inode.held() {
             Some(fd) => Ok(Anchor::Shared(fd)),

@@ -1,4 +1,4 @@
-//! A look through a new mount before anybody is told that it is there.
+//! A test access to a new mount, before it is announced.
 
 use crate::inode::{STATX_MASK, device_of};
 use crate::lifecycle::error::Error;
@@ -9,16 +9,15 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-/// How long a look through the new mount may take. It takes less than a millisecond, but more on a
-/// machine with much load.
+/// Time limit of the test access. It usually takes less than a millisecond.
 pub(crate) const LOOK_LIMIT: Duration = Duration::from_secs(20);
 
-/// Looks through a new mount, and waits for the answer, so that nobody is left with a mount that
-/// waits for itself. `device` is its own number.
+/// Accesses a new mount, and waits for the answer, so that a mount that waits for itself is
+/// detected. `device` is its device number.
 pub(crate) fn look_through(mountpoint: &Path, device: u64, limit: Duration) -> Result<(), Error> {
     let (answers, answer) = sync_channel(1);
     let path = mountpoint.to_owned();
-    // In a thread, which the kernel lets go only when the mount has ended.
+    // In a thread, because the kernel may block the access until the mount has ended.
     let look = move || {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_FORCE_SYNC;
         let _ = answers.send(statx(CWD, &path, flags, STATX_MASK));

@@ -1,9 +1,9 @@
-//! The threads of a mount: the workers, which are more while requests are held up, and those that
-//! do one thing each.
+//! The threads of a mount: the workers, whose number grows while requests block, and threads with
+//! one task each.
 //!
-//! The kernel's requests are read by workers (`--threads`, or more). When all of them are held up,
-//! by a slow disk or a frozen file system, another one is started, up to [`WORKERS_MAX`]; those
-//! that were idle for [`IDLE_PERIOD`] end. A request that could be answered at once must never wait
+//! Workers (`--threads`, or more) read the kernel's requests. If all of them are blocked, by a slow
+//! disk or a frozen file system, another one is started, up to [`WORKERS_MAX`]. Additional workers
+//! end after [`IDLE_PERIOD`] without work. A request that could be answered at once must never wait
 //! for requests that cannot.
 
 use crate::kernel::invalidation::AWAITED_THREADS;
@@ -21,36 +21,36 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Workers at the most, unless `--threads` says more: as many requests are handled at once. Each
-/// takes some 1.1 MiB while it is there.
+/// Limit on the workers, unless `--threads` is larger. Each handles one request at a time, and
+/// needs some 1.1 MiB.
 pub const WORKERS_MAX: usize = 128;
 
-/// How long workers beyond `--threads` must have been idle before they end. Long, as starting one
-/// takes a fraction of a millisecond.
+/// Workers beyond `--threads` end after so long without work. This is long compared with the
+/// fraction of a millisecond that starting one takes.
 const IDLE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Pause after a worker that could not be started.
 const ADD_AGAIN: Duration = Duration::from_secs(1);
 
-/// Pause between two looks whether the workers are still asked to leave.
+/// Pause between two checks whether the workers must still leave.
 const LEAVING_AGAIN: Duration = Duration::from_millis(10);
 
 /// The workers that have not ended.
 #[derive(Default)]
 pub(crate) struct Workers {
     pub(crate) running: usize,
-    /// Those that can be interrupted: their threads, and whether they wait for a request.
+    /// The workers that can be interrupted: their threads, and whether each waits for a request.
     pub(crate) threads: Vec<(i32, Arc<AtomicBool>)>,
-    /// Those that were asked to leave, read no more, and wait for the others to do the same.
+    /// Number of workers that read no more requests and wait for the others to do the same.
     leaving: usize,
-    /// All have left, and the mount is there for a successor.
+    /// Whether all have left, so that a successor can take the mount over.
     pub(crate) left: bool,
 }
 
 type Work = Box<dyn FnOnce(&Shared) + Send>;
 
-/// Starts the threads of a mount, of which `threads` are workers. `devices` are those that workers
-/// of a daemon before this one had.
+/// Starts the threads of a mount, with `threads` workers. `devices` are the device descriptors of
+/// the previous daemon's workers.
 pub(crate) fn start_threads(
     shared: &Arc<Shared>,
     threads: usize,
@@ -63,7 +63,7 @@ pub(crate) fn start_threads(
             Some(device) => session.worker_on(device)?,
             None => {
                 let worker = session.worker()?;
-                // Closed, it would end the requests that were read from it.
+                // Closing it would end the requests that were read from it.
                 keep.hold(Held::Device(number), worker.device());
                 worker
             }
@@ -116,7 +116,7 @@ impl Shared {
         let _own_thread = self.filesystem.beside.own_thread();
         self.workers.lock().threads.push((thread, worker.reading().clone()));
         if let Err(error) = prepare_thread(self.filesystem.privilege) {
-            // Without its own umask and ids a worker would make files as somebody else.
+            // Without its own umask and ids a worker would create files as another user.
             tracing::error!(%error, "a worker cannot act as its callers, and stops; run as root, or as an ordinary user");
         } else {
             loop {
@@ -134,7 +134,7 @@ impl Shared {
         self.worker_ended();
     }
 
-    /// Handles requests again that wait for something other than a worker.
+    /// Handles postponed requests again.
     fn try_again(&self) {
         resent::prepare_thread(&self.filesystem.keep.memory);
         let _own_thread = self.filesystem.beside.own_thread();
@@ -145,13 +145,13 @@ impl Shared {
         }
     }
 
-    /// Starts workers when all are held up, and ends those that were idle for long, until the mount
-    /// ends. At least `always` stay.
+    /// Starts workers while all are blocked, and ends idle ones, until the mount ends. At least
+    /// `always` workers stay.
     fn adjust_workers(self: &Arc<Shared>, always: usize) {
         let most = always.max(WORKERS_MAX);
         loop {
             if self.session.leave().load(Ordering::Acquire) {
-                // More workers do not make those that are held up finish sooner.
+                // More workers do not make the blocked ones finish earlier.
                 thread::sleep(LEAVING_AGAIN);
             }
             let running = self.workers.lock().running;
@@ -180,8 +180,8 @@ impl Shared {
         start_worker(self, worker).inspect_err(|_| self.worker_ended())
     }
 
-    /// A worker that was asked to leave reads no more. Waits until all do, or the mount is to be
-    /// served on.
+    /// Called by a worker that must leave. Waits until all workers have stopped reading, or until
+    /// the mount continues. Returns whether all have left.
     fn all_leave(&self) -> bool {
         let mut workers = self.workers.lock();
         workers.leaving += 1;

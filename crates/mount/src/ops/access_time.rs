@@ -1,4 +1,4 @@
-//! Access times of what is read from the kernel's cache of the mount.
+//! Access times of files that are read from the kernel's cache of the mount.
 //!
 //! A read that the cache or a lender answers never reaches the backing file, so its access time
 //! would stay what it was, and programs that delete what nobody has read for days (tmpreaper,
@@ -23,8 +23,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const RELATIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Passthrough {
-    /// Somebody opens a file, which is open below as `fd`, with the flags `asked`. To be called
-    /// before that is answered.
+    /// Counts an open of a file as an access. `fd` is open on the backing file, `asked` are the
+    /// flags of the open. Must be called before the open is answered.
     pub(crate) fn count_access(&self, inode: &Inode, fd: impl AsFd, asked: OFlags) {
         let reads = asked & OFlags::ACCMODE != OFlags::WRONLY;
         // No flags at all: the kernel's own open, for an ioctl.

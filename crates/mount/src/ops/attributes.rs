@@ -48,10 +48,10 @@ impl Passthrough {
         }
     }
 
-    /// `long`: the name is remembered, to be watched.
+    /// The answer to a lookup. `long`: the name is recorded, so the kernel may cache it for long.
     pub(crate) fn entry_out(&self, inode: &Inode, now: &Statx, long: bool) -> abi::EntryOut {
         let entry_timeout = match now.stx_nlink {
-            // It has lost its name since it was found: there is none to watch, and none to believe.
+            // The file has lost its name since it was found, so there is no name to cache.
             0 => Duration::ZERO,
             _ if long => self.entry_timeout,
             _ => self.attr_timeout,
@@ -67,8 +67,8 @@ impl Passthrough {
         }
     }
 
-    /// Only a file has a cache to lose with its last name in the kernel; and while it has a single
-    /// name, few are to be watched.
+    /// Whether the kernel may cache the name for long. Only a regular file loses cached pages with
+    /// its last name in the kernel. With a single name, only one must be checked.
     pub(crate) fn is_believed_for_long(&self, inode: &Inode, now: &Statx) -> bool {
         inode.file.is_some() && now.stx_nlink == 1
     }
@@ -82,12 +82,12 @@ impl Passthrough {
         }
     }
 
-    /// The file behind a handle, if one was sent and is a file's.
+    /// The open file of a handle, if the request has a handle and it is of a file.
     fn open_file(&self, sent: bool, fh: u64) -> Option<Arc<OpenFile>> {
         if sent { self.handles.file(fh).ok() } else { None }
     }
 
-    /// The descriptor to work with: the open file's, else the node's.
+    /// The descriptor to use: that of the open file, otherwise that of the node.
     fn descriptor<'a>(&self, inode: &'a Inode, open: Option<&'a OpenFile>) -> Result<Anchor<'a>, Errno> {
         match open {
             Some(file) => Ok(Anchor::Held(file.fd.as_fd())),
@@ -105,8 +105,8 @@ impl Passthrough {
         Ok(self.attr_out(&inode, &now, self.attr_timeout(&now, told)))
     }
 
-    /// A caller that asks for attributes may have got here by a name that is another file's by now.
-    /// That shows the next time, so who asks is answered first.
+    /// Checks for a stale name after an answer with attributes. The caller may have used a name
+    /// that belongs to another file now; the next request will detect this.
     pub(crate) fn look_at_name(&self, node: u64) {
         if let Ok(inode) = self.inodes.get(node) {
             self.drop_stale_names(&inode);
@@ -117,8 +117,8 @@ impl Passthrough {
         let inode = self.inodes.get(node)?;
         let file = self.open_file(args.getattr_flags & abi::GETATTR_FH != 0, args.fh);
         let fd = self.descriptor(&inode, file.as_deref())?;
-        // The synchronization the caller wants; all fields in any case, since the kernel caches
-        // them.
+        // The synchronization that the caller requested, but always all fields, because the kernel
+        // caches them.
         let sync = AtFlags::from_bits_retain(args.sx_flags) & (AtFlags::STATX_FORCE_SYNC | AtFlags::STATX_DONT_SYNC);
         let mask = STATX_MASK | (StatxFlags::from_bits_retain(args.sx_mask) & StatxFlags::ALL);
         let told = self.is_told(&inode);
@@ -164,7 +164,7 @@ impl Passthrough {
         use abi::fattr;
         let inode = self.inodes.get(node)?;
         let valid = |bits: u32| args.valid & bits != 0;
-        // Times of its own making the kernel sends by no name.
+        // The kernel sends its own times without a name.
         if valid(fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr::ATIME) || !valid(fattr::CTIME) {
             self.check_name_unless_open(&inode, caller.task)?;
         }
@@ -178,8 +178,8 @@ impl Passthrough {
         let clears = !valid(changes | fattr::SIZE);
         if clears || valid(changes) {
             self.change_attributes([Some(&inode), None], || {
-                // The owner first: changing it takes away set-id bits, which a mode sent along may
-                // set.
+                // Change the owner first: this clears set-id bits, which the mode of the same
+                // request may set.
                 if clears || valid(fattr::UID | fattr::GID) {
                     let _fsetid = WithoutFsetid::for_caller(self.privilege, caller, fd)?;
                     let owner =
@@ -196,9 +196,9 @@ impl Passthrough {
                     return Ok(());
                 }
                 match set_times(fd, args) {
-                    // When its page cache was written to is for the kernel to say, not for somebody
-                    // who may not set times: an append-only file lets nobody, and has the time at
-                    // which that was written.
+                    // These are the kernel's times of writes to its page cache, which the caller
+                    // need not be permitted to set. An append-only file permits nobody to set
+                    // times, and has the time of its own write.
                     Err(Errno::PERM) if valid(fattr::CTIME) && !valid(fattr::ATIME) => Ok(()),
                     set => set,
                 }
@@ -215,8 +215,8 @@ impl Passthrough {
         Ok(self.attr_out(&inode, &now, self.attr_timeout))
     }
 
-    /// Changes the size. Everything from the lower of the two ends is another content then. With a
-    /// caller, clears set-id bits as a change by that caller does.
+    /// Changes the size. The content changes from the smaller of the two sizes on. With a caller,
+    /// clears set-id bits as a change by that caller does.
     pub(crate) fn truncate(
         &self,
         inode: &Inode,
@@ -288,7 +288,7 @@ impl Passthrough {
         if sets {
             self.change_attributes([Some(&inode), None], || ioctl_on_bytes(fd, args.cmd, &mut buffer))?;
             self.beside.ask_again(&inode);
-            // The change time has moved. (Whoever asks holds the inode.)
+            // The change time has changed. (The caller holds the inode.)
             self.invalidations.forget_attributes(node);
         } else {
             ioctl_on_bytes(fd, args.cmd, &mut buffer)?;

@@ -21,17 +21,15 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Longest time that a write below is expected to take from the moment at which it moves the file's
-/// times: as long as a READ waits for a change. A file whose times are older is believed without a
-/// look at who may be writing it.
+/// Longest expected time of an external write after it has changed the file's times; as long as a
+/// READ waits for a change. A file with older times is trusted without a check for writers.
 const WRITE_MAX: Duration = Duration::from_secs(30);
 
-/// How far apart two changes are at the least that are given different times: two ticks of the
-/// slowest clock that kernels have. Since Linux 6.13 times that were looked at are never given
-/// again.
+/// Shortest time between two changes that get different times: two ticks of the slowest clock of
+/// any kernel. Since Linux 6.13 a time that was read is never assigned again.
 const TIME_GRAIN: Duration = Duration::from_millis(20);
 
-/// How a change of bytes went.
+/// The result of a change of bytes.
 pub(crate) struct Outcome<T> {
     /// The answer.
     pub value: T,
@@ -44,16 +42,16 @@ pub(crate) struct Outcome<T> {
 }
 
 impl<T> Outcome<T> {
-    /// Applied as announced.
+    /// The result of a change that was applied as announced.
     pub(crate) fn done(value: T) -> Outcome<T> {
         Outcome { value, as_announced: true, overtaken: None, zeroed: None }
     }
 }
 
 impl Passthrough {
-    /// A change of bytes or size. `plan` sees the stamp before and says what is going to happen;
-    /// `apply` does it, and sees the stamp too; `verify` sees the stamps before and after, and says
-    /// whether what happened is what was announced.
+    /// Makes a change of bytes or size. `plan` gets the stamp before, and returns the change to
+    /// announce. `apply` makes the change, and gets the stamp too. `verify` gets the stamps before
+    /// and after, and returns whether the change is the announced one.
     pub(crate) fn change<T>(
         &self,
         inode: &Inode,
@@ -65,9 +63,9 @@ impl Passthrough {
         self.write_bytes(inode, fd, plan, |before, _| apply(before), verify, None)
     }
 
-    /// A change of bytes, as [`Passthrough::change`] does it; `apply` sees what of it is overtaken,
-    /// too. If it went as announced, the backing file then holds the bytes of `written`, at that
-    /// offset.
+    /// Makes a change of bytes, like [`Passthrough::change`]. `apply` also gets the part of it that
+    /// is overtaken. If the change went as announced, the backing file then has the bytes of
+    /// `written` at that offset.
     pub(crate) fn write_bytes<T>(
         &self,
         inode: &Inode,
@@ -85,8 +83,8 @@ impl Passthrough {
         result
     }
 
-    /// Writes bytes again that the page of the file below holds. False if it does not, or that is
-    /// not known.
+    /// Writes bytes again that the page of the backing file already has. Returns false if the page
+    /// differs, or if this is unknown.
     pub(crate) fn write_again(&self, inode: &Inode, below: &OwnedFd, index: u32, page: &Page) -> Result<bool, Errno> {
         let Some(file) = &inode.file else { return Ok(false) };
         let start = u64::from(index) * PAGE_SIZE as u64;
@@ -140,13 +138,13 @@ impl Passthrough {
         } else if verify(before, after) {
             outcome.zeroed = guard.applied(after, written);
         } else {
-            // Something else has happened as well: dropping the guard says so.
+            // There was another change as well: dropping the guard reports it.
             outcome.as_announced = false;
         }
         Ok(outcome)
     }
 
-    /// A change of attributes, names or extended attributes of up to two inodes.
+    /// Makes a change of attributes, names or extended attributes of up to two inodes.
     pub(crate) fn change_attributes<T>(
         &self,
         inodes: [Option<&Arc<Inode>>; 2],
@@ -169,7 +167,7 @@ impl Passthrough {
         }
         let result = apply();
         for (guard, anchor) in guards.into_iter().flatten() {
-            // Also if it failed: no byte has changed in any case.
+            // Even if it failed: no byte has changed in any case.
             if let Ok(after) = stat(&anchor) {
                 guard.applied(stamp_of(&after), None);
             }
@@ -178,16 +176,16 @@ impl Passthrough {
         result
     }
 
-    /// Shows the borrower what a file looks like that was just opened; nothing of ours changes it
-    /// at that moment. Returns whether the kernel may keep what it caches. If not, it drops it when
-    /// the open is answered; but opens at the same time could read what it has not dropped yet, so
-    /// none of them may keep it until we have had it dropped ourselves. `is_new`: it was made by
-    /// us.
+    /// Passes the stamp of a file that was just opened to the borrower, while no change of this
+    /// daemon is in progress. Returns whether the kernel may keep its cache. If not, the kernel
+    /// drops it when the open is answered. But concurrent opens could read pages that are not
+    /// dropped yet, so none of them may keep the cache until this daemon has made the kernel drop
+    /// it. `is_new`: this daemon has created the file.
     pub(crate) fn observe_now(&self, inode: &Arc<Inode>, open: &OpenFile, is_new: bool) -> Result<bool, Errno> {
         let Some(file) = &inode.file else { return Ok(false) };
         let mut changing = inode.changing.lock();
         let size_bytes = self.observe_open(inode, file, open, is_new)?;
-        // Of a file that is passed through, the kernel asks the file below.
+        // For a passed file, the kernel uses the size of the backing file.
         if file.end_is_unsure() && open.backing.is_none() {
             self.move_end(inode, file, open, size_bytes, &mut changing)?;
         }
@@ -218,12 +216,12 @@ impl Passthrough {
         Ok(stamp.size_bytes)
     }
 
-    /// Has the kernel believe in the end of a file that was moved beside the mount. A program that
-    /// opens the file and maps it would otherwise get SIGBUS behind the end that the kernel
-    /// remembers. Before that the kernel drops what it caches: in the page of an older end, zeros
-    /// follow. It may have to write that back first, so changes go on meanwhile; they are shut out
-    /// again while the end is moved. Nobody can tell the kernel of an earlier end than it
-    /// remembers: but once it caches nothing, it finds that with the first READ.
+    /// Updates the kernel's size of a file after an external change. Otherwise a program that opens
+    /// the file and maps it would get SIGBUS behind the end that the kernel has cached. First the
+    /// kernel drops its cache, because zeros follow the old end in its page. It may have to write
+    /// that page back first, so changes continue meanwhile; they are locked out again while the end
+    /// is moved. The kernel cannot be told a smaller end than it has cached, but with an empty
+    /// cache it finds that end with the first READ.
     fn move_end(
         &self,
         inode: &Arc<Inode>,
@@ -242,8 +240,8 @@ impl Passthrough {
         if !MutexGuard::unlocked(changing, drop_all) {
             return Ok(());
         }
-        // If we have shortened it since, the kernel is yet to be told so, and must find the end
-        // that it knows: then it drops what lies behind the new one.
+        // If this daemon has shortened the file since, the kernel does not know that yet. It must
+        // find the end that it has cached, and then drops the pages behind the new one.
         let is_shorter = self.observe_open(inode, file, open, false)? < size_bytes;
         // Only the end of before: behind it, the kernel may have cached what was there then.
         if !is_shorter && file.end_is_unsure() && self.invalidations.move_end_now(inode, size_bytes) {
@@ -253,8 +251,8 @@ impl Passthrough {
         Ok(())
     }
 
-    /// Stats a node, and shows the borrower if no change is under way (whose half-done state would
-    /// look like somebody else's doing).
+    /// Reads the attributes of a node, and passes the stamp to the borrower if no change is in
+    /// progress, whose intermediate state would look like an external change.
     pub(crate) fn stat_observed(&self, inode: &Inode, fd: impl AsFd) -> Result<rustix::fs::Statx, Errno> {
         let Some(file) = &inode.file else { return stat(fd) };
         let changing = inode.changing.try_lock();
@@ -273,7 +271,7 @@ impl Passthrough {
     }
 }
 
-/// In nanoseconds since the epoch, as a stamp's times are.
+/// The present time in nanoseconds since the epoch, like the times of a stamp.
 fn now_ns() -> i128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i128
 }

@@ -1,4 +1,4 @@
-//! Which operation is answered by which function, and the forms of their answers.
+//! Calls the function for each operation, and sends its answer.
 
 use super::closed;
 use super::credentials::{Caller, Creator};
@@ -73,8 +73,9 @@ impl Passthrough {
             Operation::Link { node: old, new_name } => {
                 self.answer_entry(reply, self.link(old, node, new_name, task, attempt))
             }
-            // The lease of another process is waited for elsewhere: by who has asked, if he asked
-            // not to wait; else not in a worker, but where too many wait already.
+            // A worker does not wait for the lease of another process: the open fails if the caller
+            // used O_NONBLOCK, and is postponed otherwise. Only if too many opens are postponed, a
+            // worker waits.
             Operation::Open(args) => match self.open(node, &args, task, attempt, false) {
                 Err(Errno::AGAIN) if self.may_be_leased(node, &args) => match fuse::put_off(reply) {
                     Some(reply) => self.answer_open(reply, self.open(node, &args, task, attempt, true)),

@@ -1,24 +1,25 @@
 //! Detection of external changes, so that the kernel may cache attributes for longer.
 //!
 //! Without it the kernel asks for the attributes of a file again after a second
-//! ([`crate::Config::attr_timeout`]), each time a trip to the daemon; that is what `git status`, a
-//! build, or `ls -l` mostly does. With fanotify(7) (root, a local file system below) we hear of
-//! what others do to a file whose attributes were asked for a second time, and have the kernel
-//! forget what it believes of it: some [`PERIOD`] later, instead of a second.
-//! docs/design/consistency.md (Attributes) has the argument, and what nobody tells of.
+//! ([`crate::Config::attr_timeout`]), each time with a request to the daemon. Such requests are
+//! most of the work of `git status`, a build, or `ls -l`. fanotify(7) (root, a local backing file
+//! system) reports accesses by other processes to a file whose attributes were requested twice. The
+//! mount then makes the kernel forget them, about [`PERIOD`] later instead of a second.
+//! docs/design/consistency.md (Attributes) has the argument, and the changes that are not reported.
 //!
 //! Invariants:
-//! - The inode below is marked, and nobody has it open for writing, before the attributes are
-//!   looked at that the kernel may believe for long. The kernel tells us of later opens. (Not all
-//!   writes are told of: those through mappings are not, nor those of the kernel's asynchronous
-//!   I/O.)
-//! - Only the answers to GETATTR and STATX are believed for long: the kernel drops one that it has
-//!   been told to forget meanwhile (`fuse_change_attributes`, fs/fuse/inode.c). It does not where
-//!   the answer has it know the inode at all (LOOKUP), or is the outcome of a change.
-//! - A successor does not know what was told to us: it begins with having the kernel forget all
+//! - Before the attributes are read that the kernel may cache for long, the backing inode is
+//!   marked, and no other process has it open for writing. fanotify reports later opens. (It does
+//!   not report all writes: those through mappings and of the kernel's asynchronous I/O are
+//!   missing.)
+//! - The kernel may cache only the answers to GETATTR and STATX for long, because it drops such an
+//!   answer if it was told to forget the attributes meanwhile (`fuse_change_attributes`,
+//!   fs/fuse/inode.c). It does not drop an answer that introduces the inode (LOOKUP), or that is
+//!   the result of a change.
+//! - A successor does not have the events of this daemon: it first makes the kernel forget all
 //!   attributes.
-//! - Our workers' own doings are no news: the kernel knows of each from who has asked for it. They
-//!   are told by the thread.
+//! - Events of the daemon's own workers are ignored, recognized by their threads: the kernel has
+//!   requested these operations itself.
 
 mod events;
 
@@ -38,19 +39,19 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often we look at what is told: each look is a wake, on a processor that the mount's users
-/// want, too.
+/// Time between two reads of the events. Each read costs a wake on a processor that the mount's
+/// users need, too.
 const PERIOD: Duration = Duration::from_millis(10);
-/// How often the kernel is told to forget all, at the most. (Some microseconds for each inode;
-/// meanwhile more events may be lost.)
+/// Shortest time between two requests to the kernel to forget all attributes. (It takes some
+/// microseconds for each inode, and more events may be lost meanwhile.)
 const ALL_PERIOD: Duration = Duration::from_secs(1);
-/// Files that are marked at most. Each mark is some 150 bytes of the kernel's, and holds the inode,
-/// as the descriptor does that we have of it.
+/// Limit on the marked files. Each mark costs some 150 bytes of kernel memory. It holds the inode,
+/// and so does the daemon's descriptor.
 const MARKS_MAX: usize = 256 << 10;
-/// Bytes of events that are read at once, and how often before what they tell is passed on.
+/// Bytes of events that are read at once, and the number of reads before the events are handled.
 const EVENTS_BYTES: usize = 64 << 10;
 const READS_MAX: usize = 32;
-/// How long an open waits at most until what is told is passed on: some microseconds mostly.
+/// Time limit for an open to wait until earlier events are handled; usually some microseconds.
 const CATCH_UP_WAIT: Duration = Duration::from_millis(10);
 
 /// From linux/fanotify.h: bytes, attributes or number of names have changed; the file was opened,
@@ -67,7 +68,7 @@ impl Marked {
     const YES: u8 = 1;
     const CANNOT_BE: u8 = 2;
 
-    /// Whether it is.
+    /// Whether the file is marked.
     pub(crate) fn is_marked(&self) -> bool {
         self.is(Marked::YES)
     }
@@ -77,7 +78,7 @@ impl Marked {
     }
 }
 
-/// The nodes whose attributes the kernel is to forget.
+/// The nodes whose attributes the kernel must forget.
 #[derive(Default)]
 struct Changes {
     all: bool,
@@ -99,8 +100,8 @@ pub(crate) struct Beside {
 }
 
 impl Beside {
-    /// `source` is SOURCE, open for reading. `resumed`: the kernel may believe already what a
-    /// daemon before this one has said.
+    /// Starts the detection. `source` is SOURCE, open for reading. `resumed`: the kernel may
+    /// already cache attributes from the previous daemon.
     pub(crate) fn start(source: &OwnedFd, config: &Config, privilege: Privilege, resumed: bool) -> io::Result<Beside> {
         let wanted = privilege == Privilege::Root && !config.attr_timeout.is_zero();
         let fanotify = match wanted.then(|| start(source)) {
@@ -125,13 +126,13 @@ impl Beside {
         })
     }
 
-    /// The calling thread is a worker's, until it is dropped.
+    /// Registers the calling thread as a worker, until the result is dropped.
     pub(crate) fn own_thread(&self) -> OwnThread<'_> {
         self.own.lock().insert(thread_id());
         OwnThread(self)
     }
 
-    /// Has the kernel ask for the attributes of a file again, if it may believe them for long.
+    /// Makes the kernel ask for the attributes of a file again, if it may cache them for long.
     pub(crate) fn ask_again(&self, inode: &Inode) {
         if inode.marked.is_marked() {
             self.asked.lock().nodes.insert(inode.nodeid);
@@ -139,7 +140,7 @@ impl Beside {
         }
     }
 
-    /// Has told from here on what others do to a file. Returns whether it is.
+    /// Requests events for a file from here on. Returns whether that worked.
     fn mark(&self, inode: &Inode) -> bool {
         inode.marked.is_marked()
             || !inode.marked.is(Marked::CANNOT_BE)
@@ -149,8 +150,8 @@ impl Beside {
 
     fn mark_again(&self, inode: &Inode) -> bool {
         let Some(fanotify) = self.fanotify.as_ref().filter(|_| inode.device.is_source()) else { return false };
-        // Held by a descriptor now, and found by its handle when it is forgotten: so no mark is
-        // left behind.
+        // The node is held by a descriptor now, and is found by its handle when it is forgotten. So
+        // no mark is left behind.
         let Some(fd) = inode.held() else { return false };
         match fanotify.mark(ProcPath::new(&*fd).path(), EVENTS) {
             Ok(()) => {
@@ -168,25 +169,25 @@ impl Beside {
         }
     }
 
-    /// The kernel has forgotten the node.
+    /// Removes the mark of a node that the kernel has forgotten.
     pub(crate) fn forgotten(&self, inode: &Inode, inodes: &Inodes) {
         let Some(fanotify) = self.fanotify.as_ref().filter(|_| inode.marked.is_marked()) else { return };
         self.marks.fetch_sub(1, Ordering::Relaxed);
         if let Ok(anchor) = inodes.anchor_once(inode) {
-            // An inode has one mark: gone, if it was removed for another node.
+            // An inode has only one mark, which may have been removed for another node.
             let _ = fanotify.unmark(ProcPath::new(&anchor).path(), EVENTS);
         }
-        // The kernel may know the inode again, as another node, which may have had it marked before
-        // that.
+        // The kernel may know the inode again as another node, which may have marked it before.
         if let Some(again) = inodes.of_handle(inode.handle_hash()).and_then(|node| inodes.get(node).ok()) {
             self.mark_again(&again);
             self.ask_again(&again);
         }
     }
 
-    /// The kernel is not told any more of what others have done to the file until now. To be called
-    /// once it has forgotten the file's attributes anyway: told of it in the midst of a READ, it
-    /// would not learn from the answer that the file ends there (`fuse_read_update_size`).
+    /// Handles all events until now, so that none of them makes the kernel forget the file's
+    /// attributes later. Must be called after the kernel has forgotten the attributes. Otherwise,
+    /// if this happened during a READ, the kernel would not learn the end of the file from the
+    /// answer (`fuse_read_update_size`).
     pub(crate) fn catch_up(&self, filesystem: &Passthrough, inode: &Inode) {
         let Some(fanotify) = self.fanotify.as_ref().filter(|_| inode.marked.is_marked()) else { return };
         let Some(_telling) = self.telling.try_lock_for(CATCH_UP_WAIT) else { return };
@@ -251,7 +252,7 @@ impl Beside {
         }
     }
 
-    /// Until something is told, or asked for.
+    /// Waits for events or requests.
     fn wait(&self, fanotify: &Fanotify) {
         let mut fds = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(fanotify, PollFlags::IN)];
         while poll(&mut fds, None) == Err(Errno::INTR) {}
@@ -277,7 +278,7 @@ impl Beside {
     }
 }
 
-/// A worker's thread.
+/// The registration of a worker's thread.
 pub(crate) struct OwnThread<'a>(&'a Beside);
 
 impl Drop for OwnThread<'_> {
@@ -291,7 +292,7 @@ fn start(source: &OwnedFd) -> Result<Fanotify, Errno> {
         return Err(Errno::OPNOTSUPP);
     }
     let fanotify = Fanotify::new()?;
-    // Whether an inode is called the same by those events as by us.
+    // Check that the handles in these events are equal to the daemon's handles of the inodes.
     let own = Event::Done { thread: thread_id(), handle: FileHandle::of(source)?.0.hash() };
     let path = ProcPath::new(source);
     fanotify.mark(path.path(), OPENED)?;
@@ -303,25 +304,24 @@ fn start(source: &OwnedFd) -> Result<Fanotify, Errno> {
 }
 
 impl Passthrough {
-    /// Whether what others do to a file from here on is told, and nobody does anything already that
-    /// is not. To be called before the attributes are looked at that the kernel is to believe for
-    /// long.
+    /// Whether all changes of a file by others from here on will be reported, so that the kernel
+    /// may cache its attributes for long. Must be called before these attributes are read.
     pub(crate) fn is_told(&self, inode: &Inode) -> bool {
-        // Others may write more than we see to a file that is open here as well, passed through;
-        // and the process that has it open mostly changes it itself. (Directories are looked up
-        // each second in any case, and so their attributes come.)
+        // A file that is open on the mount may be passed through, and then its writes are not seen.
+        // And the process that has it open usually changes it itself. (Directories are looked up
+        // each second in any case, which also returns their attributes.)
         if inode.kind != FileType::RegularFile || inode.is_open() || !self.beside.mark(inode) {
             return false;
         }
         let Some(fd) = inode.held() else { return false };
-        // Asked once more: for who opens it from here on, it is marked, and asked for again.
+        // Check again: later opens are reported, because the file is marked now.
         !is_open_for_writing(ProcPath::new(&*fd).path()) && !inode.is_open()
     }
 
-    /// How long the kernel may believe attributes. `told`: what [`Passthrough::is_told`] said
-    /// before they were looked at.
+    /// How long the kernel may cache attributes. `told` is the result of [`Passthrough::is_told`]
+    /// before they were read.
     pub(crate) fn attr_timeout(&self, now: &Statx, told: bool) -> Duration {
-        // A mode that gives rights away goes with a write, of which the kernel is not told that.
+        // A write clears set-id bits of the mode, and the kernel does not get that event.
         let gives_rights = Mode::from_raw_mode(now.stx_mode.into()).intersects(Mode::SUID | Mode::SGID);
         if told && !gives_rights { self.attr_timeout.max(self.told_attr_timeout) } else { self.attr_timeout }
     }
