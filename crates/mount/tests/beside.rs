@@ -16,7 +16,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 use support::*;
 
-/// What is not told of is believed for that long.
+/// The kernel caches attributes for so long if a change is not reported.
 const UNTOLD: Duration = Duration::from_millis(20);
 
 /// A mount, if one can be tested here, and the file system of temporary directories tells of

@@ -173,8 +173,8 @@ fn writes_leave_below_by_themselves() {
     assert!(fs::read(m.path("a")).unwrap() == pattern(LEN, 3));
 }
 
-/// What is small stays as long as the kernel leaves it, so that a page that is written again and
-/// again goes to the disk once.
+/// Small amounts stay dirty as long as the kernel allows, so that a page that is written again and
+/// again is written to the disk once.
 #[test]
 fn where_much_is_written_the_largest_leaves_first() {
     const SMALL_BYTES: usize = 5000;
@@ -240,7 +240,7 @@ fn what_is_written_back_stays_cached() {
     assert_eq!(m.mount().status().requested_drops, before);
     assert_eq!(resident_pages_of(&file), LEN / 4096);
     drop(locked);
-    // What changes beside the mount does not.
+    // External changes do not.
     File::options().write(true).open(m.below("a")).unwrap().write_all_at(b"beside", 0).unwrap();
     File::open(m.path("a")).unwrap();
     assert!(m.mount().status().requested_drops > before);

@@ -26,7 +26,7 @@ fn disk_bytes_read() -> u64 {
 /// Held by tests that read a disk: what this process has read is counted as a whole.
 static DISK: Mutex<()> = Mutex::new(());
 
-/// What is cached is copied out of the cache: without a read of the disk.
+/// Cached bytes are copied from the cache, without a read of the disk.
 #[test]
 fn a_cached_file_is_copied_without_the_disk() {
     if !can_mount("a_cached_file_is_copied_without_the_disk") {

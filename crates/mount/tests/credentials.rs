@@ -202,10 +202,10 @@ fn a_list_that_cannot_be_read_is_none() {
 
 /// Bytes of a small disk of which half is reserved for root.
 const DISK_BYTES: u64 = 64 << 20;
-/// What the disk may need to note where blocks are, whoever takes them, in bytes.
+/// Space that the file system may need for metadata of allocated blocks, in bytes.
 const NOTES_BYTES: u64 = 64 << 10;
 
-/// What ext4 reserves for root, no other user takes, by whichever way the bytes come.
+/// No other user gets the blocks that ext4 reserves for root, by any kind of write.
 #[test]
 fn reserved_blocks_are_for_root() {
     if !can_mount("reserved_blocks_are_for_root") {

@@ -282,7 +282,7 @@ fn mounts_bound_into_each_other_go_on() {
     }
 }
 
-/// What is opened by `/proc/self/fd` goes on when something else is mounted over `/proc`.
+/// Opening by `/proc/self/fd` still works after something else was mounted over `/proc`.
 #[test]
 fn a_covered_proc_is_no_obstacle() {
     if !privately("a_covered_proc_is_no_obstacle") {

@@ -124,7 +124,7 @@ fn one_user_leaves_descriptors_to_others() {
     assert!(roots.opened > LIMIT / 64, "{}", roots.opened);
     shell(&format!("stat {at}/f1499 {at}/all/d0"));
 
-    // What was closed can be opened again.
+    // After a close, a file can be opened again.
     drop((second, roots));
     let opened = first.opened;
     drop(first);

@@ -163,7 +163,7 @@ fn ourselves_below_ourselves() {
     }
 }
 
-/// What mount(2) forbids below stays forbidden.
+/// Restrictions of SOURCE's mount stay in force.
 #[test]
 fn restrictions_are_inherited() {
     if !can_mount("restrictions_are_inherited") {

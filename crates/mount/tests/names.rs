@@ -311,8 +311,8 @@ fn what_was_replaced_beside_and_then_renamed_is_what_the_new_name_leads_to() {
     let look = |name: &str| fs::metadata(m.path(name)).unwrap().ino() == fs::metadata(m.below(name)).unwrap().ino();
 
     for round in 0..3 {
-        // What the kernel has not heard of, what it knows by another name, and what it knows and
-        // believes nothing of for long.
+        // A file that the kernel does not know, one that it knows by another name, and one of which
+        // it caches nothing for long.
         let [a, b, other] = ["a", "b", "other"].map(|name| format!("{name}{round}"));
         fs::write(m.path(&a), "older").unwrap();
         fs::write(m.path(&other), "newer").unwrap();
@@ -473,8 +473,8 @@ fn flags_of_an_open_file_can_be_asked_for_under_a_name_that_went_stale() {
     assert_eq!(rustix::fs::ioctl_getflags(&open).err(), before.err());
 }
 
-/// What is asked for by a name that leads elsewhere now, because somebody renamed beside the mount,
-/// is not done to the file that had it.
+/// A request by a name that leads elsewhere after an external rename does not apply to the file
+/// that had the name.
 #[test]
 fn attributes_are_changed_of_what_the_name_leads_to() {
     if !can_mount("attributes_are_changed_of_what_the_name_leads_to") {

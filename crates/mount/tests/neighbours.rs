@@ -46,7 +46,7 @@ fn writes_of(mounted: &Mounted) -> u64 {
     mounted.mount().status().requests.get("write").copied().unwrap_or(0)
 }
 
-/// What a frozen file system can still answer is answered.
+/// Requests that a frozen file system can still answer are answered.
 fn other_requests_are_answered(mounted: &Mounted) {
     let path = mounted.path("read");
     let read = answers("open and read", move || {

@@ -1,5 +1,4 @@
-//! What an open shows of changes beside the mount: all of them, however slow they are, and to
-//! whatever end the file has.
+//! An open shows all external changes, however slow they are, and wherever the file ends.
 
 mod support;
 

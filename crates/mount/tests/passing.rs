@@ -48,8 +48,7 @@ fn what_lenders_are_of_no_use_to_is_read_without_us() {
     fs::write(m.below("a"), &bytes).unwrap();
     assert!(fs::read(m.path("a")).unwrap() == bytes);
     assert_eq!((passed_opens(&m), requests(&m, "read"), requests(&m, "flush")), (1, 0, 0));
-    // What is written goes through us, and so does what is read of it while the kernel caches it
-    // here.
+    // Writes go through the daemon, and so do reads while the mount's page cache has the file.
     let mut file = read_write(&m, "a");
     file.write_all(b"new").unwrap();
     let mut read = vec![0; 6];
@@ -77,9 +76,9 @@ fn who_comes_later_has_it_as_who_has_it_open() {
     assert!(read == bytes && fs::read(m.below("a")).unwrap() == bytes);
     assert_eq!(requests(&m, "write"), 0);
     let mapping = Mapping::of(&writer);
-    // What the kernel reads ahead into the cache here on demand, it must not find there later,
-    // though only the first store leaves a trace in the times of the file. (What was seen to have
-    // changed before that is dropped meanwhile.)
+    // Pages that the kernel reads ahead into the mount's page cache on demand must not be found
+    // there later, although only the first store leaves a trace in the times of the file. (What was
+    // seen to have changed before that is dropped meanwhile.)
     for round in 0..100u32 {
         mapping.store(9000, &round.to_le_bytes());
         fs::metadata(m.path("a")).unwrap();
@@ -96,8 +95,8 @@ fn who_comes_later_has_it_as_who_has_it_open() {
     assert!(read == bytes, "cached again");
 }
 
-/// Opens a file that nobody has open or mapped any more. What was open of it below may be closed a
-/// moment after that is so here.
+/// Opens a file that nobody has open or mapped any more. The backing file may be closed a moment
+/// after the file on the mount.
 fn cached_again(m: &Mounted, name: &str) -> File {
     let mut opened = None;
     wait_until("it is cached here again", || {
@@ -209,7 +208,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Whatever is opened how, in whichever order: what is read is what the file holds.
+/// For all kinds and orders of opens, a read returns the bytes of the file.
 #[test]
 fn no_order_of_opens_shows_older_bytes() {
     if !can_pass("no_order_of_opens_shows_older_bytes") {
@@ -224,8 +223,8 @@ fn no_order_of_opens_shows_older_bytes() {
     let mut open: Vec<(File, bool)> = Vec::new();
     let mut opens = 0;
     for steps in 0..5000 {
-        // What was cached once stays so while the kernel knows it; so there is a new file now and
-        // then.
+        // A file that was cached once stays so while the kernel knows it, so the test uses a new
+        // file now and then.
         if bytes.is_empty() || open.is_empty() && random.u32(0..4) == 0 {
             name = format!("file-{steps}");
             bytes = pattern(64 << 12, seed ^ steps);

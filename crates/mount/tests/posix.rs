@@ -1,6 +1,6 @@
-//! What programs rely on beside bytes and names, through a real mount: link counts, access and
-//! change times, file handles, idmapped mounts. docs/user/posix.md lists what the kernel leaves no
-//! choice about.
+//! Properties that programs rely on, besides bytes and names, through a real mount: link counts,
+//! access and change times, file handles, idmapped mounts. docs/user/posix.md lists what the kernel
+//! leaves no choice about.
 
 mod support;
 
@@ -86,8 +86,8 @@ fn is_recent(path: &Path) -> bool {
     fs::metadata(path).unwrap().atime() > now_seconds() - DAY_SECONDS
 }
 
-/// What nobody reads any more is found by its access time, and deleted: so reading from the cache
-/// counts as reading.
+/// Some programs delete files by their access times, so reading from the cache must count as
+/// reading.
 #[test]
 fn opening_what_is_cached_moves_its_access_time() {
     if !can_mount("opening_what_is_cached_moves_its_access_time") {

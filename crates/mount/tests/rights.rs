@@ -41,7 +41,7 @@ fn open(path: &Path, flags: OFlags) -> File {
     File::options().read(true).write(true).custom_flags(flags).open(path).unwrap()
 }
 
-/// What a program can do to a file. None changes what the file does when it is run.
+/// Operations of a program on a file. None changes what the file does when it is run.
 type Way = (&'static str, fn(&Path));
 
 fn rewrite(path: &Path, flags: OFlags) {

@@ -68,8 +68,8 @@ fn who_syncs_is_told_that_writeback_has_failed() {
     }
 }
 
-/// What could not be written back is gone from the file below once the kernel drops it there, and
-/// no stamp tells of it.
+/// Bytes that could not be written back are lost once the kernel drops them from the page cache of
+/// the backing file, and no stamp shows it.
 #[test]
 fn what_could_not_be_written_is_not_shown() {
     if !can_mount("what_could_not_be_written_is_not_shown") {
@@ -114,7 +114,7 @@ fn over_ext4(image: &Path, options: &str, write: mount::WriteMode) -> Mounted {
     Mounted::over(directory, Some(disk), |config| config.write = write)
 }
 
-/// What the kernel could not write back shows as the error that the backing file system gave.
+/// A failed writeback returns the error of the backing file system.
 #[test]
 fn a_full_disk_is_named_and_the_size_is_right() {
     if !can_mount("a_full_disk_is_named_and_the_size_is_right") {

@@ -1,4 +1,4 @@
-//! `pumapool advise` before, and a mount after: what is predicted is what comes.
+//! The prediction of `pumapool advise` agrees with the hit ratio of a mount.
 //!
 //! The same reader, in a memory cgroup smaller than its files, reads a plain directory while
 //! `advise` watches, and then the same files through a mount with a lender of the size that was
@@ -44,22 +44,22 @@ const FITTING_PAGES: u64 = 1024;
 /// A delay in each direction that makes a lender slower than any disk that a test can run on.
 const FAR: Duration = Duration::from_millis(50);
 
-/// What the reader is told, in its environment.
+/// Environment variable with the order of the reader.
 const READER: &str = "PUMA_TEST_READER";
 
-/// What the reader does.
+/// The reader's workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Workload {
     Uniform,
     Zipf,
-    /// Reads by Zipf's law, and a stream beside them.
+    /// Reads by Zipf's law, and a concurrent stream.
     Mixed,
     Sequential,
     /// Uniform reads of [`FITTING_PAGES`].
     Fitting,
 }
 
-/// The reader: this program once more. Without its order it is no test.
+/// The reader: this program as another process. Without an order it does nothing.
 #[test]
 #[ignore = "the process that other tests measure"]
 fn reader() {
@@ -200,7 +200,7 @@ fn what_is_predicted_is_what_comes() {
         assert_eq!(found["lost_records"], 0, "{found}");
         assert_eq!(found["pool_is_measured"], true, "{found}");
 
-        // What is passed through is nothing that a mount could count.
+        // A mount cannot count reads of passed files.
         let options = ["--lender", &lender.address, "--filter", "on", "--passthrough", "off"];
         let mount = Mount::start(&source, &at, &options);
         let reader = read(workload, seed + 2, &at, &[&group]);
@@ -208,7 +208,7 @@ fn what_is_predicted_is_what_comes() {
         let curve = mount.status().curve;
         drop(reader);
         setup::umount(at.to_str().unwrap());
-        // What is not in the page cache fits into 16 MiB, unless there is the stream.
+        // The pages outside the page cache fit into 16 MiB, except with the stream.
         let by_mount = curve.points.iter().find(|point| point.bytes == 16 << 20);
         let by_mount = by_mount.unwrap_or_else(|| panic!("{curve:?}")).hit_ratio;
         assert!((by_mount > 0.9) == (workload != Workload::Mixed), "{workload:?}: {curve:?}");

@@ -65,7 +65,7 @@ impl Both {
     }
 }
 
-/// What a mount says of a control group, by the end of its path.
+/// The status of a control group of a mount, by the end of its path.
 fn group(status: &report::Mount, path: &Path) -> Cgroup {
     let groups = status.cgroups.as_deref().unwrap();
     let is_it = |group: &&Cgroup| path.ends_with(&group.cgroup);
@@ -89,9 +89,9 @@ fn a_quota_holds_while_another_group_borrows_more() {
         mount.wait_for("the puts", |status| status.puts_under_way == 0);
         (count(0, |of| of.lent_pages), count(1, |of| of.lent_pages)) == (QUOTA, PAGES)
     };
-    // What finds no put buffer is lent the next time.
+    // A page that finds no put buffer is lent the next time.
     assert!(wait_until(PATIENCE, are_lent), "{}", mount.status());
-    // What was given up is told the lender.
+    // The lender is notified of pages that were given up.
     assert!(wait_until(PATIENCE, || lender.count(|of| of.stored_pages) == QUOTA + PAGES), "{}", lender.status());
     assert!(count(0, |of| of.given_up_pages) > 0 && count(1, |of| of.given_up_pages) == 0);
 
@@ -104,8 +104,8 @@ fn a_quota_holds_while_another_group_borrows_more() {
         mount.status().cgroups
     );
 
-    // This test is in neither: what it caches is not lent. What is cached by the groups already is
-    // theirs.
+    // This test is in neither: what it caches is not lent. Pages that the groups have already
+    // cached belong to them.
     let others = || group(&mount.status(), Path::new("others"));
     File::options().write(true).open(&both.files[0]).unwrap().set_len(0).unwrap();
     fs::write(&both.files[0], &both.bytes[1]).unwrap();

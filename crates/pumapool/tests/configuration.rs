@@ -96,7 +96,7 @@ fn a_lender_takes_over_what_can_change() {
     assert_eq!((status.rate_bytes, status.cpu_percent), (None, None));
     assert_eq!(status.reserve_bytes, 32 << 20);
 
-    // What cannot change says so by name, and what is broken changes nothing.
+    // The log names options that cannot change, and an invalid file changes nothing.
     lender.reload(&text("grace = 5"), "grace cannot change while this runs: it stays 30");
     lender.reload(&text("rate = \"10MiB\"\nrat = 1"), "lend.toml:7: rat: there is no such option");
     assert_eq!(lender.lender().rate_bytes, None);
@@ -271,7 +271,7 @@ fn a_file_is_checked() {
         let (code, said) = check(text, more);
         assert!(code == Some(1) && said.contains(problem), "{text:?}: {said}");
     }
-    // What the command itself says of it.
+    // The output of the command itself.
     for (arguments, problem) in [
         (
             &["lend", "--config", path][..],

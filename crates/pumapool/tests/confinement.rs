@@ -17,7 +17,7 @@ const SYS_RAWIO: u64 = 1 << 17;
 const SYS_PTRACE: u64 = 1 << 19;
 const SYS_ADMIN: u64 = 1 << 21;
 
-/// What a thread may do.
+/// The rights of a thread.
 #[derive(Debug)]
 struct Thread {
     name: String,
@@ -104,7 +104,7 @@ fn daemons_keep_only_what_they_need() {
     assert!(fs::read(at.join("file")).unwrap() == bytes);
     is_confined();
 
-    // What it has made, it may remove.
+    // It may remove the files that it has made.
     let folder = scratch.path().join("unix");
     fs::create_dir(&folder).unwrap();
     drop(lender);

@@ -46,7 +46,7 @@ fn lenders_are_found_used_and_lost_without_harm() {
     let mount =
         Mount::start(&source, &path, &["--key", key, "--pool", &seed, "--gossip", "127.0.0.1:0", "--fill", "read"]);
     mount.wait_for("two lenders of weight", |status| lenders(status) == (2, 2) && is_balanced(status));
-    // What found no put buffer is lent at a later read.
+    // A page that found no put buffer is lent at a later read.
     let get_pages = |file: usize, lenders: &[&Lender]| {
         let have_pages = wait_until(PATIENCE, || {
             evict(&path.join(format!("{file}")));
@@ -86,7 +86,7 @@ fn lenders_are_found_used_and_lost_without_harm() {
     assert!(shown.contains("gossip at 127.0.0.1:") && shown.contains(&first.address), "{shown}");
 }
 
-/// What is lent goes over a network: nobody is without a key who did not want to be.
+/// Lent pages go over a network, so working without a key must be requested.
 #[test]
 fn a_pool_wants_a_key_and_sense() {
     let refused = |arguments: &[&str]| {

@@ -1,4 +1,4 @@
-//! What users, networks and disks get wrong: each is one clear line, and nothing hangs or is lost.
+//! Faults of users, networks and disks: each leads to one clear line, and nothing hangs or is lost.
 
 mod setup;
 

@@ -1,5 +1,5 @@
-//! `pumapool host-cache`, both sides as commands. What the two do together in a virtual machine is
-//! tests/vm/host-cache's to test; here the guest is this machine, whose disk is nobody's image.
+//! `pumapool host-cache`, both sides as commands. tests/vm/host-cache tests both sides with a
+//! virtual machine. Here the guest is this machine, whose disk is not an image.
 
 mod setup;
 
@@ -43,7 +43,7 @@ fn wait_for<T: report::Reported + std::fmt::Display>(what: &str, process: &Proce
     assert!(came, "no {what}: {}", status_of::<T>(process));
 }
 
-/// What `pumapool` says on standard error when it fails.
+/// The standard error of a failing `pumapool`.
 fn refusal(arguments: &[&str]) -> String {
     let output = pumapool(arguments);
     assert!(!output.status.success(), "{arguments:?}");

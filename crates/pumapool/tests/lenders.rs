@@ -21,7 +21,7 @@ const UNDER_WAY_PAGES: u64 = 32 * 64 / 2;
 /// Reads per second of a disk that is slower than any lender here.
 const READS_PER_S: u32 = 200;
 
-/// What the mount says of the lender at that address.
+/// The mount's status of the lender at this address.
 fn lender_of(status: &report::Mount, address: &str) -> Link {
     status.lenders.iter().find(|lender| lender.address == address).cloned().unwrap_or_default()
 }
@@ -88,7 +88,7 @@ impl Pool {
             evict(&self.file);
             assert!(fs::read(&self.file).unwrap() == self.bytes);
             self.mount.wait_for("the puts", |status| status.puts_under_way == 0);
-            // What found no put buffer is lent at the next read.
+            // A page that found no put buffer is lent at the next read.
             self.mount.status().catalog.live_pages == PAGES
         };
         assert!(wait_until(PATIENCE, is_lent), "{}", self.mount.status());
@@ -128,7 +128,7 @@ fn pages_are_spread_and_a_lender_takes_only_its_own_with_it() {
     let shares = || pool.lenders.iter().map(|lender| lender.count(|of| of.stored_pages)).collect::<Vec<_>>();
     let is_spread = || {
         pool.lend();
-        // What was put again elsewhere goes from where it was a little later.
+        // A page that was put at another lender is dropped at the old one a little later.
         assert!(wait_until(PATIENCE, || shares().iter().sum::<u64>() == PAGES), "{:?}", shares());
         println!("shares {:?}", shares());
         // Not equal: they weigh by their latency, too, which this machine's other work moves.
@@ -164,7 +164,7 @@ fn pages_are_spread_and_a_lender_takes_only_its_own_with_it() {
     assert!(pool.mount.count(|of| of.get_failures) <= failures + 8);
     let hits = [2, 3].map(|at| lender_of(&pool.mount.status(), &addresses[at]).get_pages);
     assert!(hits.iter().all(|hits| *hits >= PAGES / 64), "the others are asked: {hits:?}");
-    // What was missed is lent anew, to those that are there.
+    // Missed pages are lent again, to the lenders that are there.
     pool.mount.wait_for("everything lent again", |status| status.puts_under_way == 0);
     pool.mount.wait_for("the stop", |status| lender_of(status, &addresses[1]).state != LinkState::Used);
     // Not all at once: what finds no put buffer is not lent.

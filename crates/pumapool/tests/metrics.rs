@@ -173,7 +173,7 @@ fn every_metric_has_a_value() {
     let found: BTreeSet<&str> = report::read(&statuses).iter().map(|family| family.metric.name).collect();
     let sections = report::sections().iter().filter(|section| guest.is_some() || section.daemons != ["guest"]);
     let names = sections.flat_map(|section| section.metrics()).map(|metric| metric.name);
-    // What there was too little of to measure has no value.
+    // A metric without enough measurements has no value.
     let unmeasured = ["pumapool_link_get_recent_seconds", "pumapool_mount_below_read_recent_seconds"];
     let missing: Vec<&str> = names.filter(|name| !found.contains(name) && !unmeasured.contains(name)).collect();
     assert!(missing.is_empty(), "no daemon has {missing:?}");
@@ -213,7 +213,7 @@ fn the_page_survives_the_daemon() {
     let mount = Mount::start(&source, &at, &["--lender", &lender.address, "--metrics", "127.0.0.1:0"]);
     let page = metrics_of(&mount.status());
 
-    // What is on the page is what the status says. A page is made once a second.
+    // The page has the values of the status. A page is made once a second.
     fs::read(at.join("file")).unwrap();
     mount.evict(&at.join("file"), PAGES as u64);
     fs::read(at.join("file")).unwrap();
@@ -227,7 +227,7 @@ fn the_page_survives_the_daemon() {
     };
     assert!(wait_until(PATIENCE, agree), "{}", get(&page));
 
-    // What HTTP wants.
+    // The rules of HTTP.
     let (head, body) = ask(&page, "HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 200 OK") && body.is_empty(), "{head}");
     let accept = "GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: application/openmetrics-text;version=1.0.0\r\n\r\n";

@@ -32,7 +32,7 @@ fn mount_and_fstab_mount_and_umount_ends_the_daemon() {
     let is_gone = || wait_until(PATIENCE, || mounts().iter().all(|mount| mount.mountpoint != to));
     let run = |script: &str, expected: &[&str]| {
         let output = privately(script);
-        // Whatever it left is detached with its namespace, and ends.
+        // Remaining mounts are detached with the namespace, and end.
         assert!(is_gone(), "{script}: a daemon is left");
         let said = String::from_utf8([output.stdout.clone(), output.stderr.clone()].concat()).unwrap();
         assert!(output.status.success() && expected.iter().all(|text| said.contains(text)), "{script}: {output:?}");

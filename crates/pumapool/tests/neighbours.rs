@@ -1,5 +1,5 @@
-//! What waits for the backing file system, with real daemons: it holds up neither what is cached
-//! nor what a lender has.
+//! Requests that wait for the backing file system, with real daemons: they delay neither cached
+//! reads nor reads from a lender.
 
 mod setup;
 

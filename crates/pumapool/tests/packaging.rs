@@ -1,5 +1,5 @@
-//! What is packaged beside the program: systemd takes the units, and the commands in them and the
-//! examples are ones that pumapool has.
+//! The files packaged with the program: systemd accepts the units, and pumapool has the commands in
+//! the units and the examples.
 
 mod setup;
 

@@ -1,4 +1,4 @@
-//! What is read in long streams only is passed through, although there is a lender.
+//! A file that is only read in long streams is passed through, although there is a lender.
 
 mod setup;
 

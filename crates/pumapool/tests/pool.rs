@@ -212,9 +212,9 @@ fn a_change_through_the_mount_is_never_hidden_by_the_pool() {
     assert!(mount.count(|of| of.lender_pages) + mount.count(|of| of.buffer_pages) > PAGES, "{}", mount.status());
 }
 
-/// The kernel writes back what a mapping stores into the page of the end, and zeroes what an append
-/// has just put there. What it loses in this way it loses on every FUSE file system; but the mount
-/// must show what the backing file holds.
+/// The kernel writes back the last page, into which a mapping has stored, and zeroes bytes that an
+/// append has just put there. Every FUSE file system loses these bytes. But the mount must show the
+/// bytes of the backing file.
 #[test]
 fn what_writeback_zeroes_beside_an_append_is_not_lent() {
     let test = "what_writeback_zeroes_beside_an_append_is_not_lent";
@@ -262,7 +262,7 @@ fn what_writeback_zeroes_beside_an_append_is_not_lent() {
     file.sync_all().unwrap();
     let below = fs::read(source.join("file")).unwrap();
     let mut differ = 0;
-    // Again and again: the kernel may still be told to drop a page. What is lent wrongly stays
+    // Repeat, because a drop of a page may still be queued. A page that was lent wrongly stays
     // wrong.
     wait_until(PATIENCE, || {
         mount.evict_seen(&path);

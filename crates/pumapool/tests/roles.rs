@@ -11,11 +11,11 @@ use std::path::Path;
 use std::process::Command;
 use testbed::{Group, Process, Scratch, wait_until};
 
-/// What a reader and its page cache may take.
+/// Memory of a reader and its page cache.
 const GROUP_BYTES: u64 = 32 << 20;
-/// What it reads again and again: more than that.
+/// Size of the file that it reads again and again: more than that memory.
 const LOAD_PAGES: usize = 64 << 8; // 64 MiB
-/// What somebody else lends at the node.
+/// Pages that another borrower stores at the node.
 const GUEST_PAGES: usize = 8 << 8; // 8 MiB
 
 /// The pool: another lender, and the node.
@@ -102,9 +102,9 @@ fn a_node_that_evicts_borrows_and_lends_again() {
     let shown = String::from_utf8(pumapool(&["status"]).stdout).unwrap();
     assert!(shown.contains("  role        borrow for "), "{shown}");
 
-    // They come to rest. What they have left in the page cache goes at once, where else the kernel
-    // may evict it bit by bit: some reclaim what is cold without need (DAMON), and that is no rest.
-    // Again and again, as the shell's last `cat` reads on when the shell has ended.
+    // They come to rest. Drop the rest of their page cache at once. Otherwise the kernel may evict
+    // it slowly: some kernels reclaim cold pages without need (DAMON), and then the node is not
+    // calm. Again and again, as the shell's last `cat` reads on when the shell has ended.
     drop(reader);
     node.wait_for("lending again", |status| {
         setup::evict(&at.join("file"));
@@ -116,7 +116,7 @@ fn a_node_that_evicts_borrows_and_lends_again() {
     assert!(changes >= 2 && changes.is_multiple_of(2), "{changes} changes");
     assert!(wait_until(PATIENCE, || guest_lends(&guest, &guest_file, &guest_bytes, &node)), "{}", node.status());
 
-    // What was borrowed is still there, and right.
+    // The borrowed pages are still there, with the right bytes.
     let file = File::open(at.join("file")).unwrap();
     let mut random = fastrand::Rng::with_seed(3);
     let mut page = [0; 4096];

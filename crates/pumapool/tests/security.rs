@@ -210,7 +210,7 @@ fn shown(pages: &[u8], heard: &[Vec<u8>]) -> usize {
 fn put_and_get(scratch: &Scratch, bytes: &[u8], address: &str, option: &[&str]) {
     let (source, at) = (scratch.path().join("source"), scratch.path().join("mount"));
     let mount = Mount::start(&source, &at, &[&["--lender", address, "--fill", "read"], option].concat());
-    // What a lender was too late with is lent anew by the read that missed it.
+    // A page for which a lender was too late is lent again by the read that missed it.
     let all_come_back = || {
         mount.wait_for("the puts", |status| status.puts_under_way == 0);
         let before = mount.count(|of| of.lender_pages);

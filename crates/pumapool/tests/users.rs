@@ -13,7 +13,7 @@ use testbed::Scratch;
 const USER: u32 = 65_534;
 
 /// A key is made, memory is lent, a directory is mounted, read twice, served by another program,
-/// and unmounted. What runs is ended, whatever happens.
+/// and unmounted. Running processes are ended in any case.
 const SCRIPT: &str = r#"
 set -eu
 cd "$1"

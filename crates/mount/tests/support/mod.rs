@@ -1,5 +1,5 @@
-//! What the tests of real mounts share: a directory mounted in a temporary place, and taken down
-//! again whatever happens.
+//! Common parts of the tests of real mounts: a directory mounted at a temporary place, and
+//! unmounted in any case.
 #![allow(dead_code)] // Each test binary uses its part of it.
 
 pub mod own;
@@ -209,7 +209,7 @@ impl FileSystem {
         shell(&format!("echo 1 > /sys/fs/ext4/$(basename $(findmnt -n -o SOURCE -T {at}))/trigger_fs_error"));
     }
 
-    /// What its disk, the file `image`, has behind that many bytes is gone.
+    /// Removes the bytes of its disk, the file `image`, behind this offset.
     pub fn cut(image: &Path, len_bytes: u64) {
         std::fs::File::options().write(true).open(image).unwrap().set_len(len_bytes).unwrap();
         shell(&format!("losetup -c $(losetup -n -O NAME -j {})", image.display()));

@@ -1,4 +1,4 @@
-//! Real daemons for end-to-end tests: a lender and mounts, taken away again when dropped.
+//! Real daemons for end-to-end tests: a lender and mounts, which end when dropped.
 #![allow(dead_code)] // each test binary uses its own part
 
 use std::fs::{self, File};
@@ -13,13 +13,13 @@ use testbed::{Group, Process, Stalls};
 
 pub const PUMAPOOL: &str = env!("CARGO_BIN_EXE_pumapool");
 
-/// How long a daemon may take to be ready, and a state to come about. Every wait is for a state, so
-/// that a fast machine never waits so long; with four others at work on each processor, some take
+/// Time limit for a daemon to be ready, and for a state to be reached. Every wait is for a state,
+/// so a fast machine never waits so long. With a load of five on each processor, some waits take
 /// most of a minute.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// For an answer of a daemon that serves. While a successor takes a mount over, nobody answers:
-/// then another one is asked for.
+/// Time limit for one answer of a daemon. During a takeover no daemon answers; then the question is
+/// repeated.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// Evicted at once: half of the tap's ring.
@@ -38,7 +38,8 @@ const STALL_SHOWS: Duration = Duration::from_secs(2);
 /// Attempts of [`unless_stalled`].
 const ATTEMPTS_MAX: u32 = 5;
 
-/// What a test needs of the machine; says which is missing.
+/// Checks that this machine can run a test. Otherwise reports the missing part as the reason of a
+/// skip.
 pub fn can_run(test: &str) -> bool {
     let reason = if !rustix::process::geteuid().is_root() {
         "needs root"
@@ -81,7 +82,7 @@ pub fn key_file() -> &'static str {
         let own = format!("{PATH}.{}", std::process::id());
         let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&own).unwrap();
         writeln!(file, "{}", "c5".repeat(32)).unwrap();
-        // Whole at once, and the same whoever makes it.
+        // The rename is atomic, and every process writes the same content.
         fs::rename(&own, PATH).unwrap();
     });
     PATH
@@ -92,7 +93,7 @@ pub fn key() -> wire::key::PoolKey {
     wire::key::PoolKey::read(Path::new(key_file())).unwrap()
 }
 
-/// The key is used wherever a test does not say that there is none.
+/// Adds the key, unless the test chooses its own security.
 fn with_key(mut arguments: Vec<&str>) -> Vec<&str> {
     if !arguments.contains(&"--trust-network") && !arguments.contains(&"--key") {
         arguments.extend(["--key", key_file()]);
@@ -108,8 +109,8 @@ fn daemon(arguments: &[&str], groups: &[&Group]) -> Process {
     process
 }
 
-/// What a daemon says of itself. It alone is asked: `pumapool status` asks all daemons of the
-/// machine, and waits for those that are stopped.
+/// The status of one daemon. Only this daemon is asked, because `pumapool status` asks all daemons
+/// of the machine, and waits for stopped ones.
 fn status_of<T: report::Reported>(pid: u32) -> T {
     let ask = || testbed::ask_daemon(pid, ANSWER_MAX).map_err(|error| std::io::Error::other(error.to_string()));
     testbed::wait_until_ok(PATIENCE, ask).unwrap_or_else(|error| panic!("no status of process {pid}: {error}"))
@@ -203,12 +204,12 @@ impl Node {
     }
 }
 
-/// What all mounts of this machine say.
+/// The statuses of all mounts of this machine.
 pub fn mounts() -> Vec<report::Mount> {
     all().mounts.into_iter().map(|mount| mount.status).collect()
 }
 
-/// What all daemons of this machine say.
+/// The statuses of all daemons of this machine.
 pub fn all() -> report::All {
     serde_json::from_slice(&pumapool(&["status", "--json"]).stdout).unwrap()
 }

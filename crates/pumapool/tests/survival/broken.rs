@@ -1,5 +1,5 @@
-//! What a successor needs for the pool is broken when the daemon dies: the mount is served all the
-//! same, says so, and is mended by itself.
+//! The configuration of the pool is broken when the daemon dies. The successor still serves the
+//! mount, reports the problem, and recovers by itself.
 
 use crate::setup::{self, Lender, Mount, PATIENCE, can_run, kill};
 use report::{Fill, Mount as Status};

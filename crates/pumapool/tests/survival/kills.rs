@@ -60,8 +60,8 @@ fn nothing_is_lost_of_what_is_passed_through() {
     assert!(status.mount.passed_opens > 0, "of the last daemon");
 }
 
-/// What the daemon before it was told of is not known to a successor, nor what was changed when
-/// there was none.
+/// A successor knows neither the reports that the previous daemon got, nor changes while there was
+/// no daemon.
 #[test]
 fn attributes_that_changed_without_a_daemon_are_seen() {
     let test = "attributes_that_changed_without_a_daemon_are_seen";

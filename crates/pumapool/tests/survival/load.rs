@@ -23,7 +23,7 @@ pub fn seed() -> u64 {
 
 const PAGE: usize = 4096;
 
-/// What a worker of the load is to know: where it works, and whether it is to end.
+/// The state of a worker of the load: its directory, and whether it must end.
 struct Load {
     at: PathBuf,
     below: PathBuf,

@@ -1,4 +1,4 @@
-//! What a service manager stores survives the supervisor.
+//! Descriptors that a service manager stores survive the supervisor.
 
 use crate::setup::{self, PATIENCE, can_run, kill};
 use os::process::children;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use testbed::{Process, Scratch, wait_until};
 
-/// What a service manager stores, by name.
+/// The descriptors that a service manager stores, by name.
 fn store(manager: &UnixDatagram, stored: &mut BTreeMap<String, OwnedFd>) {
     use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
     let mut bytes = [0; 4096];

@@ -1,4 +1,4 @@
-//! What the supervisor does, and what goes on without it.
+//! The work of the supervisor, and the mount without it.
 
 use crate::setup::{self, Mount, PATIENCE, can_run, kill, pumapool};
 use rustix::process::Signal;
@@ -37,7 +37,8 @@ fn without_its_keeper_the_daemon_serves_on() {
     assert!(!at.join("file").exists() && status().is_none());
 }
 
-/// What a successor needs must not lie in the mount, which nobody serves while it starts.
+/// Files that a successor needs must not be in the mount, which no daemon serves while the
+/// successor starts.
 #[test]
 fn nothing_that_starts_a_daemon_waits_for_the_mount() {
     let test = "nothing_that_starts_a_daemon_waits_for_the_mount";
@@ -174,7 +175,7 @@ fn a_stopped_daemon_is_told_of() {
     fs::write(source.join("file"), "below").unwrap();
     let log_path = log.to_str().unwrap();
     let made = pumapool(&["mount", source_text, at_text, "--log", "debug", "--log-file", log_path]);
-    // What is no warning is in the log alone.
+    // Lines below a warning are only in the log.
     assert!(made.status.success() && made.stderr.is_empty(), "{made:?}");
     let status = || setup::mounts().into_iter().find(|status| status.mountpoint == at_text);
     let before = status().unwrap();
