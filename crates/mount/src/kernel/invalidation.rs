@@ -33,10 +33,10 @@ const TRIES_MAX: u32 = 10;
 /// Limit on the names for which the notification is repeated.
 const AGAIN_MAX: usize = 1024;
 
-/// How long the answer to an open may wait until the kernel has dropped what it caches of a file
-/// that may have grown beside us, which it would do at the end of the open otherwise; and then
-/// until the end is moved: some 0.1 ms for both if little is cached. Changes of the file wait while
-/// the end is moved, and one of them may hold a page that the kernel locks for it.
+/// How long the answer to an open may wait until the kernel has dropped its cache of a file that
+/// may have grown externally, and then until the end is moved. Both take some 0.1 ms if little is
+/// cached. Otherwise the kernel would drop the cache at the end of the open. Changes of the file
+/// wait while the end is moved, and one of them may hold a page that the kernel must lock for this.
 const OLDER_END_WAIT: Duration = Duration::from_secs(1);
 const END_WAIT: Duration = Duration::from_millis(250);
 
@@ -54,13 +54,12 @@ struct Pages {
 /// A task that the answer to a request waits for.
 enum Task {
     Drop(Pages),
-    /// The kernel is to believe in this end of the file, in bytes, if it believes in an earlier
-    /// one.
+    /// Raise the kernel's size of the file to this value, in bytes, if it is smaller.
     MoveEnd(Arc<Inode>, u64),
 }
 
 impl Task {
-    /// The node of which it drops pages.
+    /// The node whose pages are dropped.
     fn drops(&self) -> Option<u64> {
         match self {
             Task::Drop(pages) => Some(pages.inode.nodeid),
@@ -69,10 +68,10 @@ impl Task {
     }
 }
 
-/// Something that the kernel is being told.
+/// A notification in progress.
 struct Telling {
     number: u64,
-    /// The node of which it drops pages.
+    /// The node whose pages are dropped.
     drops: Option<u64>,
     /// Whether the waiting answer has given up.
     is_given_up: bool,
@@ -96,25 +95,26 @@ struct State {
     telling: Vec<Telling>,
     last_awaited: u64,
     names: VecDeque<(Arc<Inode>, Name)>,
-    /// Names that were moved, and whether the kernel has but to look them up again.
+    /// Names that were moved, and whether the kernel only has to look them up again.
     moved: HashMap<Name, bool>,
-    /// Those of them that the kernel did not have yet, when they are due, and how often it was
-    /// asked.
+    /// Moved names that the kernel did not have yet, with the time and the number of the next
+    /// attempt.
     again: VecDeque<(Instant, Name, u32)>,
-    /// Files that have lost a name, which the kernel may have to count yet.
+    /// Files that have lost a name, which the kernel may not have counted yet.
     lost: HashMap<u64, (Arc<Inode>, Arc<Name>)>,
-    /// The node whose pages the kernel is being told to drop.
+    /// The node whose drop is in progress.
     delivering: Option<u64>,
-    /// Nodes that the kernel is to forget if nobody uses them, and whether it is being told.
+    /// Nodes that the kernel must forget if they are unused, and whether that notification is in
+    /// progress.
     to_forget: Vec<u64>,
     forgetting: bool,
-    /// Threads that wait.
+    /// Number of waiting threads.
     waiting: usize,
     closing: bool,
 }
 
 impl State {
-    /// Whether nothing of the node is to be dropped any more, or being dropped.
+    /// Whether no drop of the node is queued or in progress.
     fn is_dropped(&self, node: u64) -> bool {
         !self.pages.has(node)
             && self.delivering != Some(node)
@@ -126,8 +126,7 @@ impl State {
         self.telling.iter_mut().find(|told| told.number == number)
     }
 
-    /// Notes pages to be dropped. Returns whether they are in addition to what is noted for the
-    /// node.
+    /// Queues pages to be dropped. Returns whether they extend the queued ranges of the node.
     fn note(&mut self, pages: Pages) -> bool {
         self.pages.note(pages.inode.nodeid, pages, |noted, pages| {
             noted.start = noted.start.min(pages.start);
@@ -143,13 +142,14 @@ pub(crate) struct Invalidations {
     wake: Condvar,
     /// Notified when a task that an answer waits for is queued.
     wake_awaited: Condvar,
-    /// The pages of a node were dropped, or the kernel was told something else that is awaited.
+    /// Notified when the pages of a node were dropped, or when another awaited notification has
+    /// ended.
     delivered: Condvar,
     waiting_max: usize,
-    /// As many of them may wait for other answers than those to a write(2).
+    /// Limit on the threads that wait for answers other than those to a write(2).
     others_waiting_max: usize,
     notifier: Notifier,
-    /// Times that pages of a file were to be dropped.
+    /// Number of requests to drop pages of a file.
     requested: Counter,
     /// Whether the kernel can look a name up again and keep it meanwhile (Linux 6.2).
     can_expire: bool,
@@ -158,7 +158,7 @@ pub(crate) struct Invalidations {
 }
 
 impl Invalidations {
-    /// For at most that many workers, of which at most half wait at a time.
+    /// Creates the queue for at most so many workers, of which at most half wait at once.
     pub(crate) fn new(workers: usize, session: &Session) -> Invalidations {
         Invalidations {
             notifier: session.notifier(),
@@ -174,8 +174,8 @@ impl Invalidations {
         }
     }
 
-    /// Waits until nothing of the file is to be dropped any more, or being dropped, but not for
-    /// longer than `limit`. Returns whether that is so.
+    /// Waits until no drop of the file is queued or in progress, at most for `limit`. Returns
+    /// whether that was reached.
     pub(crate) fn wait(&self, inode: &Inode, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let node = inode.nodeid;
@@ -189,14 +189,15 @@ impl Invalidations {
         state.is_dropped(node)
     }
 
-    /// Has the kernel drop what it caches of bytes `start..end` of a file, and waits for it, but
-    /// not for longer than `limit`. Returns whether it has. If not, it will.
+    /// Makes the kernel drop its cache of bytes `start..end` of a file, and waits at most for
+    /// `limit`. Returns whether the drop has ended; if not, it continues.
     pub(crate) fn drop_now(&self, inode: &Arc<Inode>, start: u64, end: u64, limit: Duration) -> bool {
         self.drop_pages_now(Pages { inode: inode.clone(), start, end, number: None }, limit, self.waiting_max)
     }
 
-    /// Has the kernel drop all it caches of a file, for an open, and waits for it a while; the
-    /// borrower is told then, with that number. Returns whether it has. If not, it will.
+    /// Makes the kernel drop its whole cache of a file, for an open, and waits for a limited time.
+    /// The borrower is notified at the end, with this number. Returns whether the drop has ended;
+    /// if not, it continues.
     pub(crate) fn drop_all_now(&self, inode: &Arc<Inode>, number: Option<u64>) -> bool {
         let pages = Pages { inode: inode.clone(), start: 0, end: u64::MAX, number };
         self.drop_pages_now(pages, OLDER_END_WAIT, self.others_waiting_max)
@@ -211,16 +212,16 @@ impl Invalidations {
         waited == Waited::Done
     }
 
-    /// Has the kernel believe in this end of a file, in bytes, if it believes in an earlier one,
-    /// and waits for it a while. Returns whether it does for sure. The caller sees to it that the
-    /// file does not end earlier meanwhile.
+    /// Raises the kernel's size of a file to this value, in bytes, if it is smaller, and waits for
+    /// a limited time. Returns whether that is certain. The caller must ensure that the file does
+    /// not become shorter meanwhile.
     pub(crate) fn move_end_now(&self, inode: &Arc<Inode>, size_bytes: u64) -> bool {
         let task = Task::MoveEnd(inode.clone(), size_bytes);
         self.tell_now(task, END_WAIT, self.others_waiting_max).0 == Waited::Done
     }
 
-    /// Has a thread tell the kernel something, unless so many answers wait already. Waits until it
-    /// is done, but not for longer than `limit`. Gives it back if no thread had time for it.
+    /// Lets a thread execute a task, unless `waiting_max` answers wait already. Waits at most for
+    /// `limit`. Returns the task if no thread had time for it.
     fn tell_now(&self, task: Task, limit: Duration, waiting_max: usize) -> (Waited, Option<Task>) {
         let deadline = Instant::now() + limit;
         let mut state = self.state.lock();
@@ -231,7 +232,7 @@ impl Invalidations {
         state.last_awaited += 1;
         let number = state.last_awaited;
         if let Task::Drop(pages) = &task {
-            // Once more: another drop of the file may have ended just now.
+            // Set the flag again: another drop of the file may have ended just now.
             pages.inode.slot.iter().for_each(|slot| slot.set_flag(node::DROP_PENDING));
         }
         state.awaited.push_back((number, task));
@@ -254,17 +255,18 @@ impl Invalidations {
         (waited, None)
     }
 
-    /// The kernel must drop what it caches of bytes `start..end` of a file.
+    /// Queues a drop of the kernel's cache of bytes `start..end` of a file.
     pub(crate) fn request(&self, inode: &Arc<Inode>, start: u64, end: u64) {
         self.add(inode, start, end, None);
     }
 
-    /// The kernel must drop all it caches of a file; the borrower is told then, with that number.
+    /// Queues a drop of the kernel's whole cache of a file. The borrower is notified at the end,
+    /// with this number.
     pub(crate) fn request_all(&self, inode: &Arc<Inode>, number: u64) {
         self.add(inode, 0, u64::MAX, Some(number));
     }
 
-    /// How often the kernel was to drop pages of a file since this daemon began.
+    /// Number of requests to drop pages of a file since this daemon began.
     pub(crate) fn requested(&self) -> u64 {
         self.requested.get()
     }
@@ -276,13 +278,14 @@ impl Invalidations {
 
     fn drop_begins(&self, inode: &Inode) {
         self.requested.add(1);
-        // Under the lock, because a drop that ends takes the flag away.
+        // Under the lock, because a drop that ends clears the flag.
         let _state = self.state.lock();
         inode.slot.iter().for_each(|slot| slot.set_flag(node::DROP_PENDING));
         inode.file.iter().for_each(|file| file.drop_begins());
     }
 
-    /// The thread that drops what nobody waits for is to drop these pages; their drop has begun.
+    /// Queues these pages for the thread of drops without a waiting answer. Their drop counts as
+    /// begun.
     fn note(&self, pages: Pages) {
         let inode = pages.inode.clone();
         let mut state = self.state.lock();
@@ -294,30 +297,31 @@ impl Invalidations {
         self.wake.notify_one();
     }
 
-    /// The kernel must look the name up again. The inode is told when it has dropped it.
+    /// Makes the kernel look the name up again. The inode is notified when the kernel has dropped
+    /// the name.
     pub(crate) fn request_name(&self, inode: &Arc<Inode>, name: Name) {
         self.state.lock().names.push_back((inode.clone(), name));
         self.wake.notify_one();
     }
 
-    /// The kernel forgets the attributes of a node, and has done so when this returns. To be called
-    /// for what the caller of a request holds (it opens it, has it open, or asks for its
-    /// attributes), before the request is answered.
+    /// Makes the kernel forget the attributes of a node before this returns. Must be called before
+    /// a request is answered whose caller holds the node: it opens it, has it open, or requests its
+    /// attributes.
     ///
-    /// A worker may do this, as nothing in it waits for an answer (fs/fuse/inode.c,
-    /// `fuse_reverse_inval_inode`, with a negative offset; 6.1 to 6.18): the inode is found, which
-    /// would wait for one that is being freed, but the caller holds it, and so this is not the last
-    /// to let it go either; its spin lock is taken, and no other lock of it or of its pages.
-    /// `killsb` is taken for reading: to write, only a mount that ends does, and in a mount that
-    /// ends nobody asks for anything.
+    /// A worker may call this, because nothing in it waits for an answer (fs/fuse/inode.c,
+    /// `fuse_reverse_inval_inode`, with a negative offset; 6.1 to 6.18). The kernel finds the
+    /// inode, which would wait for an inode that is being freed. But the caller holds it, so this
+    /// is never its last user either. The kernel takes the inode's spin lock, and no other lock of
+    /// it or of its pages. It takes `killsb` for reading; only the end of a mount takes it for
+    /// writing, and then no caller waits for an answer.
     pub(crate) fn forget_attributes(&self, nodeid: u64) {
         // On any error, the kernel does not know it, or the mount is gone.
         let _ = self.notifier.inval_inode(nodeid, -1, 0);
     }
 
-    /// The kernel must look up again what was renamed to that: in the directory of that node, by
-    /// that name. `expire_only`: it may be right all the same, and then nothing that is below it,
-    /// or cached of it, may be lost. (A kernel that can only drop it is not told then.)
+    /// Makes the kernel look up a name again to which a file was renamed, given by the node of its
+    /// directory and the name. `expire_only`: the cached entry may be right, and then its cache and
+    /// its subtree must not be lost. (A kernel that can only drop entries is not notified then.)
     pub(crate) fn request_moved(&self, to: (u64, &CStr), expire_only: bool) {
         if expire_only && !self.can_expire {
             return;
@@ -326,26 +330,26 @@ impl Invalidations {
         self.wake.notify_one();
     }
 
-    /// Tells the inode when the kernel has counted the removal of that name (see
+    /// Notifies the inode when the kernel has counted the removal of this name (see
     /// `inode/link_count.rs`).
     pub(crate) fn request_counted(&self, inode: &Arc<Inode>, name: Arc<Name>) {
         self.state.lock().lost.insert(inode.nodeid, (inode.clone(), name));
         self.wake.notify_one();
     }
 
-    /// Whether the kernel can be told to forget nodes that nobody uses; if not, names have to be
-    /// dropped one by one.
+    /// Whether the kernel can forget unused nodes on request; if not, names have to be dropped one
+    /// by one.
     pub(crate) fn can_prune(&self) -> bool {
         self.can_prune
     }
 
-    /// Whether it is not being told to forget nodes already.
+    /// Whether no request to forget nodes is in progress.
     pub(crate) fn may_request_forget(&self) -> bool {
         let state = self.state.lock();
         state.to_forget.is_empty() && !state.forgetting
     }
 
-    /// The kernel must forget these nodes, unless somebody uses them.
+    /// Makes the kernel forget these nodes, unless they are in use.
     pub(crate) fn request_forget(&self, nodes: Vec<u64>) {
         if !nodes.is_empty() {
             self.state.lock().to_forget = nodes;
@@ -360,7 +364,7 @@ impl Invalidations {
         self.wake_awaited.notify_all();
     }
 
-    /// The work of a thread that tells the kernel what answers wait for. Returns after
+    /// The work of a thread for tasks that answers wait for. Returns after
     /// [`Invalidations::close`].
     pub(crate) fn deliver_awaited(&self) {
         let mut state = self.state.lock();
@@ -378,7 +382,7 @@ impl Invalidations {
                     let _ = self.notifier.move_end(inode.nodeid, size_bytes);
                     let is_late = self.state.lock().told(number).is_some_and(|told| told.is_given_up);
                     if is_late {
-                        // By now the file may end elsewhere.
+                        // The file may have another size by now.
                         self.forget_attributes(inode.nodeid);
                     }
                     None
@@ -450,20 +454,20 @@ impl Invalidations {
         }
     }
 
-    /// Waits until the kernel has let the directory go: it holds it locked until it has counted the
-    /// name that was removed. Kernels before 6.2 would drop a file that has that name by now; they
-    /// take the lock before they look for a name, so that one that cannot be does as well.
+    /// Waits until the kernel has unlocked the directory: it holds the lock until it has counted
+    /// the removed name. Kernels before 6.2 would drop the file that has that name now. They take
+    /// the lock before they look for a name, so a name that cannot exist serves as well.
     fn deliver_counted(&self, name: &Name) {
         let name_there = if self.can_expire { name.name.as_c_str() } else { c"/" };
         let _ = self.notifier.inval_entry(name.parent, name_there, self.can_expire);
     }
 
-    /// The kernel holds the directories locked until it has moved the name, some time after the
-    /// answer to the rename; so this waits for it (fs/fuse/dir.c, `fuse_reverse_inval_entry`). But
-    /// from 6.19 it looks whether it has the name before it locks anything, and says ENOENT if not.
-    /// So then it is asked again, but not any more to drop a name, which could be another one by
-    /// then. Should all this not do, whoever opens what it leads to is sent back
-    /// (`inode/stale.rs`).
+    /// Notifies the kernel of a moved name. The kernel holds the directories locked until it has
+    /// moved the name, some time after the answer to the rename, so this waits for it
+    /// (fs/fuse/dir.c, `fuse_reverse_inval_entry`). But since 6.19 it checks whether it has the
+    /// name before it takes the locks, and returns ENOENT if not. Then the notification is
+    /// repeated, but without dropping a name, which could be another one by then. If all this
+    /// fails, a task that opens the file by that name gets ESTALE (`inode/stale.rs`).
     fn deliver_moved(&self, name: Name, expire_only: bool, tries: u32) {
         let result = self.notifier.inval_entry(name.parent, &name.name, expire_only);
         if result == Err(Errno::NOENT) && self.can_expire && tries > 1 {
@@ -475,8 +479,8 @@ impl Invalidations {
     }
 }
 
-/// Writes down that nothing of the node is to be dropped. The caller holds the lock under which
-/// drops are noted.
+/// Records that no drop of the node is queued. The caller holds the lock under which drops are
+/// queued.
 fn drop_has_ended(inode: &Inode) {
     inode.slot.iter().for_each(|slot| slot.clear_flag(node::DROP_PENDING));
     if let Some(_changing) = inode.changing.try_lock() {
@@ -484,7 +488,7 @@ fn drop_has_ended(inode: &Inode) {
     }
 }
 
-/// Returns whether the kernel has nothing of them any more.
+/// Drops pages. Returns whether the kernel has none of them any more.
 fn deliver_pages(notifier: &Notifier, pages: &Pages) -> bool {
     let start = i64::try_from(pages.start).unwrap_or(i64::MAX);
     // A length of 0 means to the end of the file.

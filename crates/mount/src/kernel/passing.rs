@@ -66,7 +66,7 @@ pub(crate) struct Passing {
 }
 
 impl Passing {
-    /// Of a file that a daemon before this one has left.
+    /// The restored state of a file of the previous daemon.
     pub(crate) fn restored(number: Option<u32>, was_passed: bool, connection: &Arc<Connection>) -> Passing {
         let backing = number.map(|number| Backing { number, connection: connection.clone() });
         let way = if backing.is_some() || was_passed { Way::Passed } else { Way::Cached };
@@ -83,7 +83,8 @@ impl Passing {
 pub(crate) struct Connection {
     device: Arc<OwnedFd>,
     memory: Arc<Memory>,
-    /// No new file is passed: the mount is not to, or the kernel cannot.
+    /// Whether no new file is passed, because passthrough is off, or the kernel does not support
+    /// it.
     refuses: AtomicBool,
 }
 
@@ -95,16 +96,16 @@ impl Connection {
         Arc::new(Connection { device: session.device().clone(), memory: memory.clone(), refuses })
     }
 
-    /// None: it cannot be passed.
+    /// Registers the backing file with the kernel. `None` if it cannot be passed through.
     fn back(self: &Arc<Connection>, fd: &OwnedFd) -> Option<Backing> {
-        // The kernel writes as who this is. For every caller, set-id bits are to fall, and reserved
-        // blocks are not to be taken.
+        // The kernel writes with the credentials of this thread. For every caller, set-id bits must
+        // be cleared, and reserved blocks must not be taken.
         let _fsetid = WithoutFsetid::begin().ok()?;
         let _spending = Spending::for_anybody();
         match backing::open(&*self.device, fd) {
             Ok(number) => Some(Backing { number, connection: self.clone() }),
             Err(errno) => {
-                // Files of other file systems below may do.
+                // Files of other backing file systems may work.
                 if errno != Errno::LOOP {
                     tracing::debug!(%errno, "files are not passed through");
                     self.refuses.store(true, Ordering::Relaxed);
@@ -115,7 +116,7 @@ impl Connection {
     }
 }
 
-/// A file below that the kernel knows.
+/// A backing file that the kernel knows by its id.
 struct Backing {
     number: u32,
     connection: Arc<Connection>,
@@ -124,15 +125,15 @@ struct Backing {
 impl Drop for Backing {
     fn drop(&mut self) {
         if !self.connection.memory.is_frozen() {
-            // It fails when the mount is gone, and the number with it.
+            // It fails if the mount is gone, and then the id is gone, too.
             let _ = backing::close(&*self.connection.device, self.number);
         }
     }
 }
 
 impl Inode {
-    /// Somebody opens it, below as `fd`: one more has it open. Returns the number of what it is
-    /// passed through to, if it is.
+    /// Counts an open; `fd` is open on the backing file. Returns the id of the backing file if the
+    /// open is passed through.
     pub(crate) fn opened(
         &self,
         fd: &OwnedFd,
@@ -199,8 +200,7 @@ impl Inode {
         self.end_unused(&mut passing);
     }
 
-    /// All that was open has been restored: what was to be passed to somebody who did not come to
-    /// have it open is given back.
+    /// Called when all opens have been restored: returns the backing ids of files without an open.
     pub(crate) fn all_are_open(&self) {
         self.end_unused(&mut self.passing.lock());
     }
@@ -210,7 +210,7 @@ impl Inode {
             return;
         }
         let Some(backing) = passing.backing.take() else { return };
-        // First, so that no successor takes another file's number for it.
+        // First, so that no successor uses the id of another file.
         if let Some(slot) = self.slot.as_ref().filter(|_| !backing.connection.memory.is_frozen()) {
             slot.record_backing(None);
         }

@@ -1,5 +1,5 @@
-//! A mount while it is served: its threads, how it is ended, how it is left to a successor, what it
-//! has done so far.
+//! A mount while it is served: its threads, its end, handing it over to a successor, and its
+//! counters.
 
 use crate::filesystem::Passthrough;
 use crate::lifecycle::error::Error;
@@ -55,13 +55,13 @@ impl Mount {
         &self.shared.mountpoint
     }
 
-    /// The borrower that it asks.
+    /// The borrower of the mount.
     pub fn borrower(&self) -> &Arc<Borrower> {
         &self.shared.filesystem.borrower
     }
 
-    /// Waits until the mount has ended: unmounted by us or by somebody else, and no longer used; or
-    /// left to a successor, which is told.
+    /// Waits until the mount has ended. It was unmounted and is no longer used, or it was handed
+    /// over to a successor; the result tells which.
     pub fn wait(&self) -> Served {
         let mut workers = self.shared.workers.lock();
         while workers.running > 0 {
@@ -70,8 +70,8 @@ impl Mount {
         if workers.left { Served::Left } else { Served::Gone }
     }
 
-    /// Ends the mount. With `lazy`, it disappears at once, and ends when its last use does;
-    /// without, a use of it is [`Error::Busy`]. A mount that has ended already is no error.
+    /// Ends the mount. With `lazy`, it disappears at once, and ends with its last use. Without it,
+    /// a use is [`Error::Busy`]. A mount that has already ended is not an error.
     pub fn unmount(&self, lazy: bool) -> Result<(), Error> {
         if self.shared.workers.lock().running == 0 {
             return Ok(());
@@ -82,7 +82,7 @@ impl Mount {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
                 Err(Error::Busy { mountpoint: mountpoint.clone() })
             }
-            // Somebody else was faster.
+            // Another process has unmounted it.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
             Err(error) => Err(failed("unmount", error)),
         }
@@ -117,8 +117,8 @@ impl Mount {
         Ok(workers.left)
     }
 
-    /// Waits until the keeper has all that it is to keep. Whether that is so in time: else a
-    /// successor would lack some of it.
+    /// Waits until the supervisor has all descriptors. Returns whether this happened within
+    /// `limit`; otherwise a successor would lack some.
     pub fn is_kept(&self, limit: Duration) -> bool {
         self.shared.filesystem.keep.flush(limit)
     }
@@ -154,7 +154,7 @@ impl Mount {
         }
     }
 
-    /// Starts the threads. `devices` are those that workers of a daemon before this one had.
+    /// Starts the threads. `devices` are the device descriptors of the previous daemon's workers.
     pub(crate) fn begin(
         filesystem: Passthrough,
         source: PathBuf,
@@ -170,8 +170,8 @@ impl Mount {
         Ok(Mount { shared })
     }
 
-    /// Has the kernel drop what it may cache wrongly since a daemon before this one. Only once the
-    /// workers serve: dropping writes dirty pages out to us.
+    /// Makes the kernel drop caches that may be outdated since the previous daemon. This must wait
+    /// until the workers serve, because the drop sends dirty pages to them.
     pub(crate) fn drop_stale(&self) {
         let filesystem = &self.shared.filesystem;
         for (inode, number) in filesystem.inodes.stale() {
@@ -186,12 +186,12 @@ impl Drop for Mount {
     }
 }
 
-/// The name of the threads that have the kernel drop pages and attributes. Killed, they may not end
-/// before a successor has written what is dirty.
+/// The name of the threads that make the kernel drop pages and attributes. After a kill, they may
+/// not end before a successor has written the dirty pages.
 pub const NOTIFIER: &str = "puma-notify";
 
-/// The name of the thread that has what was written below written back. Killed, it may not end
-/// before a disk that is slow has taken a piece of it.
+/// The name of the thread that starts the writeback of backing files. After a kill, it may not end
+/// before a slow disk has written some pages.
 pub const JANITOR: &str = "puma-janitor";
 
 /// The root's two descriptors.

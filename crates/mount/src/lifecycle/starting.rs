@@ -48,7 +48,7 @@ const READAHEAD_BYTES_MAX: u32 = 1 << 20;
 /// it never holds back those of one user because of another's; what is more than the workers can do
 /// waits here, by user.
 const BACKGROUND_MAX: u16 = 4096;
-/// Fewer threads than this, and one slow request stops all others.
+/// With fewer threads than this, one slow request blocks all others.
 pub(crate) const THREADS_MIN: usize = 2;
 
 /// Whether one of our mounts is there, alive or dead.
@@ -113,8 +113,8 @@ impl Mount {
         Mount::start_kept(config, None, make_borrower)
     }
 
-    /// Mounts and serves, with a keeper at the other end of the channel, so that a successor can
-    /// take the mount over ([`Mount::take_over`]).
+    /// Mounts and serves, with a supervisor at the other end of the channel, so that a successor
+    /// can take the mount over ([`Mount::take_over`]).
     pub fn start_kept<E>(
         config: Config,
         keeper: Option<Arc<Channel>>,
@@ -125,13 +125,14 @@ impl Mount {
     {
         let (source, mountpoint) = check(&config)?;
         raise_limits();
-        // Before mounting, and held ever after: the way below a mount over itself.
+        // Opened before mounting, and held from then on: if SOURCE is mounted over itself, this
+        // descriptor still leads to the backing directory.
         let unreadable = |errno: Errno| Error::SourceUnreadable { source: source.clone(), error: errno.into() };
         let root =
             open(&source, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(unreadable)?;
         let readable =
             open(&source, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(unreadable)?;
-        // Opening it has had it mounted; unless we are asked to do that.
+        // Opening it has triggered its mount, unless this daemon is the one that is asked to mount.
         if rustix::fs::fstatfs(&readable).is_ok_and(|found| found.f_type as u32 == crossing::AUTOFS) {
             return Err(Error::SourceIsAutomount { source });
         }
@@ -148,7 +149,7 @@ impl Mount {
     }
 }
 
-/// Takes away a mount that does not come to be served, also when making the borrower panics.
+/// Detaches a mount that fails to be served, also if creating the borrower panics.
 struct Detach<'a>(&'a Path);
 
 impl Drop for Detach<'_> {
@@ -203,7 +204,7 @@ fn check(config: &Config) -> Result<(PathBuf, PathBuf), Error> {
     Ok((source, mountpoint))
 }
 
-/// As many descriptors, and files as large, as we may.
+/// Raises the limits of descriptors and of file sizes as far as permitted.
 pub fn raise_limits() {
     let files = getrlimit(Resource::Nofile);
     let most = fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse::<u64>().ok());
@@ -214,8 +215,8 @@ pub fn raise_limits() {
     } else {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, maximum: files.maximum });
     }
-    // The callers' limits count, and the kernel checks them; ours would only get us killed. Where
-    // it cannot be raised, what is beyond is EFBIG.
+    // The kernel checks the limits of the callers; the daemon's own limit would only kill it. If it
+    // cannot be raised, larger files are EFBIG.
     let unlimited = setrlimit(Resource::Fsize, Rlimit { current: None, maximum: None });
     if unlimited.is_err() {
         let sizes = getrlimit(Resource::Fsize);
@@ -239,7 +240,7 @@ fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> 
         options.allow_other = privilege == Privilege::Root;
         match mounting::mount(mountpoint, &options) {
             Ok(device) => return Ok((device, privilege)),
-            // Root in name only (a container): try as an ordinary user.
+            // Root without rights (a container): try as an ordinary user.
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
             Err(error) => return Err(failed("mount", error)),
         }
@@ -259,11 +260,11 @@ fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> 
 }
 
 fn wish(config: &Config, pass: bool, below: &OwnedFd) -> Wish {
-    // Not among them, on purpose: AUTO_INVAL_DATA (our own writes would drop the cache),
-    // EXPLICIT_INVAL_DATA (growth beside us would leave zeros behind the old end), ASYNC_DIO (the
-    // kernel then leaves old pages behind a direct write), ATOMIC_O_TRUNC (see `ops/data.rs`),
-    // POSIX_LOCKS and FLOCK_LOCKS, EXPORT_SUPPORT (see `lib.rs`), SECURITY_CTX (labels are the
-    // business of the file system below).
+    // Deliberately missing: AUTO_INVAL_DATA (own writes would drop the cache), EXPLICIT_INVAL_DATA
+    // (external growth would leave zeros behind the old end), ASYNC_DIO (the kernel then leaves old
+    // pages behind a direct write), ATOMIC_O_TRUNC (see `ops/data.rs`), POSIX_LOCKS and
+    // FLOCK_LOCKS, EXPORT_SUPPORT (see `lib.rs`), SECURITY_CTX (labels are up to the backing file
+    // system).
     let mut capabilities = init::ASYNC_READ
         | init::BIG_WRITES
         | init::DONT_MASK
@@ -374,7 +375,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         .map_err(|error| failed("start the threads", error))
 }
 
-/// The account of the descriptors that this process may have.
+/// The accounting of the descriptors that this process may have.
 pub(crate) fn descriptors(config: &Config, privilege: Privilege) -> Arc<Descriptors> {
     let limit = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
     let owner = match privilege {

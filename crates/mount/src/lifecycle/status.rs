@@ -79,10 +79,11 @@ pub struct Status {
     pub requests: BTreeMap<&'static str, u64>,
     /// READs that went past the borrower because of O_DIRECT.
     pub direct_reads: u64,
-    /// Opens of files that the kernel reads below by itself, because the pool is of no use to them.
+    /// Opens of files whose backing files the kernel reads by itself, because the pool is of no use
+    /// to them.
     pub passed_opens: u64,
-    /// Times that the kernel was to drop what it caches of a file, or of a part of it, as it had
-    /// changed beside the mount or may have.
+    /// Number of requests to the kernel to drop its cache of a file, or of a part of it, because of
+    /// a possible external change.
     pub requested_drops: u64,
     /// Bytes answered to READs.
     pub read_bytes: u64,
@@ -100,7 +101,7 @@ pub struct Status {
     pub descriptors_max: usize,
     /// Files whose external changes fanotify reports.
     pub files_told_of: usize,
-    /// Files with pages that were written below and not yet dropped there.
+    /// Files with written pages that may still be in the page cache of the backing file.
     pub written_files_pending: usize,
     /// Bytes of those pages whose writeback has not begun.
     pub written_bytes_pending: u64,

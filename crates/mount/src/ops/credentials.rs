@@ -1,10 +1,11 @@
 //! The user as which a worker accesses backing files.
 //!
-//! As root, the kernel has checked permissions already (`default_permissions`); what remains is
-//! that new files belong to the caller, honour its umask and the default ACL, and that set-uid bits
-//! fall when the file system below would let them fall for that caller. All of it is per thread:
-//! `unshare(CLONE_FS)` for the umask, raw system calls for the ids, capset for CAP_FSETID. As an
-//! ordinary user there is nothing to switch: everything is done as that user.
+//! With root, the kernel has already checked permissions (`default_permissions`). The worker still
+//! has to make new files belong to the caller, and apply the caller's umask and the default ACL. It
+//! also has to clear set-uid bits if the backing file system would clear them for that caller. All
+//! of these are set for each thread: `unshare(CLONE_FS)` for the umask, raw system calls for the
+//! ids, capset for CAP_FSETID. With an ordinary user nothing is switched: everything is done as
+//! that user.
 //!
 //! A worker must never handle the next request as another user. So every switch is a guard.
 
@@ -34,16 +35,16 @@ thread_local! {
 /// Prepares this thread for serving requests.
 pub(crate) fn prepare_thread(privilege: Privilege) -> Result<(), Errno> {
     system::unshare_fs()?;
-    // Without a /proc it goes by the whole path, once there is one.
+    // Without a /proc the whole path is used, once there is a /proc.
     let _ = system::stand_among_descriptors();
     rustix::process::umask(Mode::empty());
-    // Allowed with CAP_SYS_RESOURCE only. Without, reclaim may wait for us under memory pressure,
-    // as for any FUSE daemon.
+    // This needs CAP_SYS_RESOURCE. Without it, reclaim may wait for this daemon under memory
+    // pressure, as for any FUSE daemon.
     let _ = system::set_io_flusher();
     if privilege == Privilege::Root {
         system::set_thread_groups(&[])?;
         system::keep_capabilities()?;
-        // With this capability, quotas would not hold for anybody whose writes come by us.
+        // With this capability, quotas would not apply to writes through the mount.
         let mut sets = rustix::thread::capabilities(None)?;
         sets.effective.remove(CapabilitySet::SYS_RESOURCE);
         rustix::thread::set_capabilities(None, sets)?;
@@ -52,10 +53,10 @@ pub(crate) fn prepare_thread(privilege: Privilege) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether this process, which is root, may take on others' groups: not where a user namespace has
-/// none (`/proc/self/setgroups`).
+/// Whether this process, which is root, may set other groups. In some user namespaces it may not
+/// (`/proc/self/setgroups`).
 pub(crate) fn can_act_as_others() -> bool {
-    // In a thread of its own, which has no other work to do as nobody in particular.
+    // In a thread of its own, because the change stays in that thread.
     let thread = std::thread::Builder::new().spawn(|| system::set_thread_groups(&[]));
     thread.is_ok_and(|thread| thread.join().is_ok_and(|set| set.is_ok()))
 }
@@ -67,13 +68,13 @@ pub(crate) struct Creator {
     pub uid: u32,
     /// Group, unless the directory's set-gid bit says otherwise.
     pub gid: u32,
-    /// Taken from the mode, unless the directory has a default ACL.
+    /// Bits removed from the mode, unless the directory has a default ACL.
     pub umask: u32,
     /// The directory's group, if the caller is in it.
     pub supplementary_group: Option<u32>,
 }
 
-/// While it lives, this thread creates files as somebody.
+/// While this guard lives, this thread creates files as the creator.
 #[must_use]
 pub(crate) struct Acting {
     ids: bool,
@@ -82,7 +83,7 @@ pub(crate) struct Acting {
 }
 
 impl Acting {
-    /// From now on, new files are the creator's.
+    /// Creates the guard: from now on, new files belong to the creator.
     pub(crate) fn begin(privilege: Privilege, creator: Creator) -> Result<Acting, Errno> {
         rustix::process::umask(Mode::from_bits_truncate(creator.umask & 0o777));
         if creator.uid == abi::INVALID_ID || creator.gid == abi::INVALID_ID {

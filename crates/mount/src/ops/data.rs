@@ -37,24 +37,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long the answer to a write may wait until the kernel has dropped pages. That takes some 0.1
-/// ms, but may wait in turn for READs of these pages, and for what was stored through mappings to
-/// be written.
+/// How long the answer to a write may wait until the kernel has dropped pages. The drop takes some
+/// 0.1 ms, but may itself wait for READs of these pages, and for the writeback of stores through
+/// mappings.
 const WHOLE_PAGES_WAIT: Duration = Duration::from_secs(1);
 
-/// How long the answer may wait for the last page of the write, if that is written in part: if the
-/// kernel has no bytes for the rest of it, it holds that page locked until it has its answer
-/// (fs/fuse/file.c, fuse_fill_write_pages), so that the drop cannot end before. Under fsx three of
-/// four such waits are in vain, and the others take less than 1 ms; so with 0.1 s here it took
-/// twice as long.
+/// How long the answer may wait for the last page of the write, if that is written in part. If the
+/// kernel does not cache the rest of that page, it holds the page locked until it has its answer
+/// (fs/fuse/file.c, fuse_fill_write_pages), so the drop cannot end before. With fsx three of four
+/// such waits are in vain, and the others take less than 1 ms; with a limit of 0.1 s fsx took twice
+/// as long.
 const PART_OF_PAGE_WAIT: Duration = Duration::from_millis(10);
 
-/// How long the answer to an open may wait until the kernel has dropped what it caches of a file
-/// that was changed beside us: mostly some 0.1 ms.
+/// How long the answer to an open may wait until the kernel has dropped its cache of a file that
+/// was changed externally; usually some 0.1 ms.
 const OPEN_WAIT: Duration = Duration::from_millis(10);
 
-/// Flags of open(2) that are not passed on: decided per request (O_APPEND, O_DIRECT), done by the
-/// kernel, or separately.
+/// Flags of open(2) that are not passed on. They are decided for each request (O_APPEND, O_DIRECT),
+/// applied by the kernel, or applied separately.
 const NOT_BELOW: OFlags = OFlags::CREATE
     .union(OFlags::EXCL)
     .union(OFlags::TRUNC)
@@ -67,7 +67,7 @@ const NOT_BELOW: OFlags = OFlags::CREATE
     .union(OFlags::from_bits_retain(libc::O_ASYNC as u32));
 
 impl Passthrough {
-    /// How a file is opened below when the caller asks for `asked`.
+    /// The flags with which a backing file is opened if the caller uses `asked`.
     pub(crate) fn flags_below(&self, asked: OFlags) -> OFlags {
         let mut flags = asked - NOT_BELOW;
         // The kernel's writeback cache reads the rest of a page before it writes a part.
@@ -77,8 +77,8 @@ impl Passthrough {
         flags | OFlags::CLOEXEC
     }
 
-    /// Opens a file. `waits`: also for the lease of another process, which is EAGAIN else, before
-    /// anything has changed.
+    /// Opens a file. With `waits`, waits for the lease of another process. Otherwise a lease leads
+    /// to EAGAIN before anything has changed.
     pub(crate) fn open(
         &self,
         node: u64,
@@ -94,12 +94,12 @@ impl Passthrough {
         let asked = OFlags::from_bits_retain(args.flags);
         let fd = self.open_or_share(&inode, attempt.uid(), asked, waits);
         if !waits && matches!(fd, Err(Errno::AGAIN)) {
-            // Before it is checked how the task comes: that is done once.
+            // Before the name that the task used is checked, because that is done only once.
             return Err(Errno::AGAIN);
         }
         match args.flags {
-            // The kernel's own, for an ioctl by who has the file open: nobody would come again.
-            // (What programs open has O_LARGEFILE at the least.)
+            // The kernel's own open, for an ioctl of a process that has the file open: it would not
+            // be repeated. (Opens of programs have at least O_LARGEFILE.)
             0 => self.check_name_unless_open(&inode, task)?,
             _ => self.check_name(&inode, task)?,
         }
@@ -111,19 +111,19 @@ impl Passthrough {
         Ok(opened)
     }
 
-    /// Whether an open that fails with EAGAIN may wait for a lease of another process. File systems
-    /// of other machines, and of servers in user space, may say it for reasons of their own.
+    /// Whether an open that fails with EAGAIN may wait for a lease of another process. Network file
+    /// systems, and servers in user space, may return it for other reasons.
     pub(crate) fn may_be_leased(&self, node: u64, args: &abi::OpenIn) -> bool {
         let is_local = |inode: Arc<Inode>| Ok(inode.device.is_local(&self.inodes.anchor(&inode)?));
         args.flags & OFlags::NONBLOCK.bits() == 0 && self.inodes.get(node).and_then(is_local).unwrap_or(false)
     }
 
-    /// With the answer to an open the kernel drops the bytes of a file that was changed beside us,
-    /// but goes on with the size that it believes: it would end a read or lseek there. It forgets
-    /// that where we have had it drop the bytes ourselves; while that is under way, the kernel
-    /// would not take the answer when it asks anew (`fuse_change_attributes`). So this waits for it
-    /// for a while. The thread that opens holds no lock that a drop could need. Where the drop has
-    /// to wait for anything else, the size is forgotten all the same.
+    /// Waits for a limited time until the kernel has dropped the cache of a file that was changed
+    /// externally. With the answer to an open the kernel drops the bytes, but keeps its cached
+    /// size: it would end a read or lseek there. It forgets the size with a drop that this daemon
+    /// has requested. While that drop is in progress, the kernel would not accept a new size
+    /// (`fuse_change_attributes`). The thread that opens holds no lock that a drop could need. If
+    /// the drop has to wait for anything else, the size is forgotten all the same.
     fn wait_for_size(&self, inode: &Inode) {
         let is_stale = || inode.file.as_ref().is_some_and(|file| file.kernel_stale().is_some());
         if !is_stale() {
@@ -135,8 +135,8 @@ impl Passthrough {
         }
     }
 
-    /// Opens the backing file as the caller has asked. Returns the flags that it is open with, too.
-    /// `waits` is as for [`Passthrough::open`].
+    /// Opens the backing file for the caller. Returns the descriptor and its flags. `waits` is as
+    /// for [`Passthrough::open`].
     pub(crate) fn open_below(&self, inode: &Inode, asked: OFlags, waits: bool) -> Result<(OwnedFd, OFlags), Errno> {
         if inode.kind != FileType::RegularFile {
             return Err(Errno::NXIO); // The kernel opens special files itself; opening one here could wait for ever.
@@ -144,7 +144,7 @@ impl Passthrough {
         let anchor = self.inodes.anchor(inode)?;
         let path = ProcPath::new(&anchor);
         let flags = self.flags_below(asked);
-        // Elsewhere it may mean more than not to wait for leases.
+        // On other file systems O_NONBLOCK may have further meanings.
         let waits = waits || !inode.device.is_local(&anchor);
         let open =
             |flags| if waits { open(path.path(), flags, Mode::empty()) } else { open_at_once(path.path(), flags) };
@@ -153,7 +153,7 @@ impl Passthrough {
             Ok(fd) => return Ok((fd, flags)),
             // An append-only file opens for appending alone.
             Err(Errno::PERM) if asked.contains(OFlags::APPEND) => flags | OFlags::APPEND,
-            // We asked to read as well; the caller did not.
+            // The daemon asked for reading as well; the caller did not.
             Err(Errno::ACCESS) if flags & OFlags::ACCMODE != asked & OFlags::ACCMODE => {
                 (flags - OFlags::ACCMODE) | (asked & OFlags::ACCMODE)
             }
@@ -162,8 +162,8 @@ impl Passthrough {
         Ok((open(again)?, again))
     }
 
-    /// Gives a file that is open below its number. The kernel may keep what it caches if nobody has
-    /// changed the file beside us. `is_new`: it was made by us.
+    /// Assigns a handle to an open backing file. The kernel may keep its cache if there was no
+    /// external change. `is_new`: this daemon has created the file.
     pub(crate) fn add_open(
         &self,
         inode: Arc<Inode>,
@@ -197,16 +197,15 @@ impl Passthrough {
         Ok(file.answer(fh, keep, self.flushes(&file)))
     }
 
-    /// Whether the daemon must hear of it when the file is closed: the file system below may have
-    /// something to say then, or what was stored through a mapping is to be written, which the
-    /// kernel does together with that. (What an open made the kernel drop is known to be dropped at
-    /// the RELEASE, too.)
+    /// Whether the kernel must send a FLUSH when the file is closed. The backing file system may
+    /// return an error then, or the kernel must write stores through a mapping, which it does
+    /// together with the FLUSH. (A RELEASE also shows that the drop of an open is done.)
     pub(crate) fn flushes(&self, file: &OpenFile) -> bool {
         let may_be_stored_to = file.readable && file.writable;
         self.write_mode == WriteMode::Back || may_be_stored_to || !file.inode.device.closes_silently(&file.fd)
     }
 
-    /// A READ that is not for the page cache, or of a file that the pool is not for.
+    /// Answers a READ that is not for the page cache, or of a file that does not use the pool.
     pub(crate) fn read_past_pool(&self, args: &abi::ReadIn, scratch: &mut [u8]) -> Result<usize, Errno> {
         let file = self.handles.file(args.fh)?;
         file.in_use();
@@ -225,10 +224,10 @@ impl Passthrough {
         Ok(read)
     }
 
-    /// A write that is sent again writes the same bytes to the same place. One that appends looks
-    /// at where the file ended before the first attempt: if bytes of it are there already, it goes
-    /// on there, and nothing is appended twice. A READ may have overtaken it before, which nobody
-    /// remembers: so its pages are dropped.
+    /// Writes bytes. A write that is sent again writes the same bytes to the same place. An append
+    /// uses the recorded end of the file before the first attempt: if bytes of it are there
+    /// already, it continues behind them, and nothing is appended twice. A READ may have overtaken
+    /// the first attempt, which is not recorded, so the pages are dropped.
     pub(crate) fn write(
         &self,
         args: &abi::WriteIn,
@@ -240,12 +239,13 @@ impl Passthrough {
         let file = self.handles.file(args.fh)?;
         let inode = &file.inode;
         let asked = OFlags::from_bits_retain(args.flags);
-        // Out of the page cache (mmap, writeback), the handle and its flags are the kernel's guess.
+        // For a write out of the page cache (mmap, writeback), the handle and its flags are the
+        // kernel's guess.
         let from_cache = args.write_flags & abi::WRITE_CACHE != 0;
         if !from_cache {
             file.in_use();
         }
-        // The kernel does not say who has stored what comes out of its cache.
+        // The kernel does not name the user whose stores it writes out of its cache.
         let writer = if from_cache { file.fd.taken.uid() } else { caller.uid };
         let direct = args.write_flags & abi::WRITE_LOCKOWNER != 0;
         let append = !from_cache && self.write_mode == WriteMode::Through && asked.contains(OFlags::APPEND);
@@ -256,10 +256,10 @@ impl Passthrough {
             self.drop_before_answer(inode, args, &[(args.offset, u64::MAX)], false);
             return Ok(abi::WriteOut { size, padding: 0 });
         }
-        // Marked as direct, but the flag may be gone from the handle: its bytes need not be aligned
-        // any more.
+        // The request is marked as direct, but the handle may have lost the flag. Then its bytes
+        // need not be aligned.
         let direct_below = direct && asked.contains(OFlags::DIRECT);
-        // Without such a descriptor, for whatever reason, what is open goes on.
+        // Without such a descriptor, for any reason, the open one is used.
         let fd = match direct_below.then(|| file.direct()) {
             Some(Ok(fd)) => fd,
             None | Some(Err(_)) => file.fd.as_fd(),
@@ -284,7 +284,7 @@ impl Passthrough {
                 };
                 let is_merged = matches!(merged, Cow::Owned(_));
                 let data = &*merged;
-                // One that lands elsewhere replaces something else.
+                // An append at another offset than the kernel assumes replaces other bytes.
                 let lands_there = !append || before.size_bytes == args.offset;
                 remembering = overtaken
                     .filter(|_| lands_there)
@@ -300,7 +300,7 @@ impl Passthrough {
                     false => write_full(fd, &data[there..], args.offset + there as u64, append),
                 };
                 if !matches!(value, Ok(value) if value == data.len()) {
-                    // The file holds something else than this write.
+                    // The bytes of the file differ from this write.
                     remembering = None;
                 }
                 let value = there + value?;
@@ -310,7 +310,7 @@ impl Passthrough {
                 } else {
                     value
                 };
-                // The kernel caches something else than merged bytes.
+                // The kernel's cache differs from the merged bytes.
                 let as_announced = value == data.len() && !is_merged;
                 Ok(Outcome { as_announced, ..Outcome::done(Written { bytes: value, before, is_merged }) })
             },
@@ -325,7 +325,7 @@ impl Passthrough {
             stale.push((args.offset, if append { u64::MAX } else { end }));
         }
         // A write out of the cache must not wait: its page is under writeback until the answer, and
-        // the drop waits for that. And a write that has failed has nothing to show.
+        // the drop waits for that. A failed write need not wait.
         let waits = is_from_program && outcome.is_ok();
         if !waits {
             stale.iter().for_each(|(start, end)| self.invalidations.request(inode, *start, *end));
@@ -341,7 +341,7 @@ impl Passthrough {
         if !direct && !append {
             self.ledger.record(inode, &file.fd, args.offset, args.offset + written as u64);
         } else if append && let Ok(now) = crate::inode::stat(fd) {
-            // Wherever it landed, it was at the end.
+            // An append was at the end, whatever its offset.
             self.ledger.record(inode, &file.fd, now.stx_size.saturating_sub(written as u64), now.stx_size);
         }
         self.counters.written_bytes.add(written as u64);
@@ -353,8 +353,9 @@ impl Passthrough {
         Ok(abi::WriteOut { size: written as u32, padding: 0 })
     }
 
-    /// Has the kernel drop these bytes, and waits for it for a while. Nothing of ours is locked
-    /// here that the drop, or what it waits for, could need. `last_is_free` is as in [`Overtaken`].
+    /// Makes the kernel drop these bytes, and waits for a limited time. This thread holds no lock
+    /// that the drop, or the requests it waits for, could need. `last_is_free` is as in
+    /// [`Overtaken`].
     fn drop_before_answer(&self, inode: &Arc<Inode>, args: &abi::WriteIn, stale: &[(u64, u64)], last_is_free: bool) {
         fuse::about_to_wait();
         let end = args.offset.saturating_add(args.size.into());
@@ -399,10 +400,10 @@ impl Passthrough {
         let mut stale = Vec::new();
         let outcome = match outcome {
             Ok(outcome) => outcome,
-            // A failed write out of the cache leaves a clean page of bytes that are not below. Of
-            // other failed writes the kernel itself gives up the pages that it holds for them; but
-            // a READ that has overtaken may have brought others, and the bytes may be below all the
-            // same (O_SYNC).
+            // A failed write out of the cache leaves a clean page with bytes that the backing file
+            // lacks. For other failed writes the kernel itself discards the pages that it holds.
+            // But a READ that has overtaken the write may have brought others, and the backing file
+            // may have the bytes all the same (O_SYNC).
             Err(_) => return vec![(offset, end)],
         };
         let is_through = self.write_mode == WriteMode::Through;
@@ -413,7 +414,7 @@ impl Passthrough {
         }
         let old_end = outcome.value.before.size_bytes;
         if append && !outcome.as_announced {
-            // Landed elsewhere than the kernel believes.
+            // The bytes are at another offset than the kernel assumes.
             stale.push((offset, u64::MAX));
         } else if let Some(Overtaken { pages, .. }) = outcome.overtaken {
             stale.push(within(pages, offset, end));
@@ -440,7 +441,7 @@ impl Passthrough {
         file.in_use();
         let fd = match rustix::io::dup(&file.fd) {
             Ok(fd) => fd,
-            // No descriptor is left for it: what would be told at close, a sync tells as well.
+            // No descriptor is left for this: a sync returns the same errors as a close.
             Err(_) if file.inode.device.closes_silently(&file.fd) => return Ok(()),
             Err(_) => {
                 let synced = rustix::fs::fsync(&file.fd).inspect_err(|_| self.writeback_failed(&file.inode));
@@ -494,12 +495,12 @@ struct Written {
     bytes: usize,
     /// The backing file as it was before.
     before: Stamp,
-    /// Bytes of an overtaken write(2) were written in place of those that the kernel caches.
+    /// Whether bytes of an overtaken write(2) were written in place of the cached ones.
     is_merged: bool,
 }
 
-/// Remembers what an overtaken write(2) is about to replace, and by what, until its pages are
-/// dropped. Where the file cannot be read, nothing is remembered.
+/// Remembers the old and the new bytes of an overtaken write(2), until its pages are dropped. If
+/// the file cannot be read, nothing is remembered.
 fn remember<'a>(
     file: &'a OpenFile,
     overtaken: Overtaken,
@@ -514,15 +515,15 @@ fn remember<'a>(
     Some(file.inode.overtaken.begins(request, start, before, written))
 }
 
-/// How much of `data` a first attempt to append it, where the file ended at `end`, has left there.
+/// How many bytes of `data` an earlier attempt has appended, when the file ended at `end`.
 fn appended(file: &OpenFile, end: u64, data: &[u8]) -> usize {
     let mut there = vec![0; data.len()];
     file.read_uncached(&mut there, end).ok().filter(|len| there[..*len] == data[..*len]).unwrap_or(0)
 }
 
-/// Writes to an append-only file that ends at `end`, by a descriptor that appends whatever it is
-/// told: what is there must be the same, and only the rest is written. (The kernel's page cache
-/// knows nothing of such files, and writes whole pages.)
+/// Writes to an append-only file that ends at `end`, by a descriptor that always appends. The
+/// existing bytes must be equal, and only the rest is written. (The kernel's page cache does not
+/// distinguish such files, and writes whole pages.)
 fn write_append_only(file: &OpenFile, fd: BorrowedFd<'_>, data: &[u8], offset: u64, end: u64) -> Result<usize, Errno> {
     let there = end.checked_sub(offset).ok_or(Errno::PERM)?;
     let there = usize::try_from(there).map_or(data.len(), |there| there.min(data.len()));
