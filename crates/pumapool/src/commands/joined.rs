@@ -68,27 +68,27 @@ struct Joined {
     started: bool,
     /// Whether it borrows, by its last answer. `None` if it does not answer.
     borrowing: Option<bool>,
-    /// It has said that it puts nothing, and nothing else since. Of a mount that this process has
-    /// started a daemon that takes over puts nothing, either, until it is told to; of another one
-    /// that is not known, so it must have said so at the last look.
+    /// Whether it has confirmed that it puts nothing, and nothing else since. A daemon that takes
+    /// over a mount of this process puts nothing, either, until it is told to. For other mounts
+    /// this is unknown, so they must have confirmed it in the last round.
     puts_nothing: bool,
     /// Evictions that its daemon has seen. `None` if the daemon cannot see them.
     evictions: Option<u64>,
     gone: bool,
 }
 
-/// All of them. Those that this process has started end when this is dropped.
+/// All mounts of the node. Those that this process has started end when this is dropped.
 pub struct Mounts {
     list: Vec<Joined>,
     evicted_pages: u64,
 }
 
 impl Mounts {
-    /// Has them mounted, none of them borrowing, and waits until they are served. To be called
+    /// Makes the mounts, none of them borrowing, and waits until they are served. Must be called
     /// while this process may start programs.
     ///
     /// # Errors
-    /// When one of them cannot be; then those that were started end.
+    /// Fails if a mount fails; then those that were started end.
     pub fn start(wanted: &[Wanted], log: &str, options: &dyn Fn(&Wanted) -> mount::Options) -> Result<Mounts> {
         let mut mounts = Mounts { list: Vec::new(), evicted_pages: 0 };
         for one in wanted {
@@ -124,7 +124,7 @@ impl Mounts {
         Ok(mounts)
     }
 
-    /// Tells all of them whether to borrow, and learns what they have evicted.
+    /// Tells all mounts whether to borrow, and reads their evictions.
     pub fn tell(&mut self, borrow: bool) {
         for one in self.list.iter_mut().filter(|one| !one.gone) {
             self.evicted_pages += one.tell(borrow);
@@ -136,18 +136,18 @@ impl Mounts {
         self.evicted_pages
     }
 
-    /// Whether each of them has said that it does not borrow, with nothing on its way to a lender,
-    /// or is gone.
+    /// Whether each mount has confirmed that it does not borrow and has no page in transit to a
+    /// lender, or is gone.
     pub fn none_borrows(&self) -> bool {
         self.list.iter().all(|one| one.gone || one.puts_nothing)
     }
 
-    /// Whether some mount's evictions are seen.
+    /// Whether any mount sees its evictions.
     pub fn see_evictions(&self) -> bool {
         self.list.iter().any(|one| !one.gone && one.evictions.is_some())
     }
 
-    /// For the status.
+    /// The mounts, for the status.
     pub fn status(&self) -> Vec<NodeMount> {
         let one = |one: &Joined| NodeMount {
             mountpoint: one.mountpoint.to_string_lossy().into_owned(),
@@ -162,7 +162,7 @@ impl Mounts {
         self.list.iter().map(one).collect()
     }
 
-    /// Ends them, also those that were found.
+    /// Ends all mounts, also those that were found.
     pub fn stop(&mut self) {
         end(std::mem::take(&mut self.list));
     }
@@ -179,7 +179,7 @@ impl Drop for Mounts {
 fn end(mut list: Vec<Joined>) {
     list.retain(|one| !one.gone);
     for one in &list {
-        // One that has ended needs no word.
+        // The process may have ended.
         let _ = pidfd_send_signal(&one.keeper, Signal::TERM);
     }
     for one in list.iter().filter(|one| !one.has_ended(END_LIMIT_SECONDS)) {
@@ -206,7 +206,7 @@ impl Joined {
         let answer = reply.and_then(|reply| reply.done().ok());
         let was_borrowing = std::mem::replace(&mut self.borrowing, answer.map(|answer| answer.borrowing));
         let Some(answer) = answer else {
-            // A daemon whose keeper was killed serves on.
+            // A daemon whose supervisor was killed continues to serve.
             self.gone = self.has_ended(0) && !control::is_served(&self.socket);
             if self.gone {
                 tracing::warn!("{} is no longer mounted; the node goes on without it", self.mountpoint.display());
@@ -219,7 +219,7 @@ impl Joined {
         let before = std::mem::replace(&mut self.evictions, answer.evictions);
         match (before, self.evictions) {
             (Some(before), Some(now)) if now >= before => now - before,
-            // Another daemon, which counts anew.
+            // A new daemon counts from 0.
             (Some(_), Some(now)) => now,
             _ => 0,
         }
@@ -235,7 +235,7 @@ impl Joined {
 fn start_mount(wanted: &Wanted, log: &str, options: mount::Options) -> Result<()> {
     let program = std::env::current_exe().context("cannot find this program to mount with")?;
     let mut command = Command::new(program);
-    // For those who look at the processes; the options themselves are passed beside it.
+    // These arguments are for the list of processes; the options are passed separately.
     let source = [OsString::from("mount"), wanted.source.clone().into()];
     let shown: Vec<OsString> = source.into_iter().chain(wanted.mountpoint.clone().map(OsString::from)).collect();
     let given = [OsString::from("pumapool")].into_iter().chain(shown.iter().cloned()).collect();

@@ -34,7 +34,7 @@ pub struct Options {
 /// at this interval.
 const SHORT_USE_MAX: Duration = Duration::from_secs(2);
 const SHORT_USE_LOOK: Duration = Duration::from_millis(5);
-/// Processes that are named as users of a mount.
+/// Limit on the processes that are named as users of a mount.
 const USERS_NAMED_MAX: usize = 5;
 
 /// Runs the command.
@@ -68,7 +68,7 @@ pub fn each(act: impl Fn(&Path) -> Result<()>) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// The mounts that answer.
+/// The mounts whose daemons answer.
 fn mounts() -> Vec<Listed<Mount>> {
     report::All::new(control::ask_kind("mount"), Vec::new()).mounts
 }
@@ -76,9 +76,8 @@ fn mounts() -> Vec<Listed<Mount>> {
 fn take_away_and_wait(given: &Path, lazy: bool) -> Result<()> {
     let (wanted, daemon) = find(given)?;
     let process = daemon.as_ref().and_then(|daemon| process(daemon.status.pid));
-    // A host opens an image for the moment in which it deals with what a guest has said. And
-    // whoever only looks at something below the mountpoint uses the mount for the moment of that
-    // system call, which no list of open files shows.
+    // A host opens an image while it handles a message of a guest. And a system call on a path
+    // within the mountpoint uses the mount for a moment, which no list of open files shows.
     let own = daemon.as_ref().map(|daemon| u64::from(daemon.status.daemon_pid));
     let begun = Instant::now();
     while !take_away(&wanted, lazy)? {
@@ -100,8 +99,9 @@ struct User {
     name: String,
 }
 
-/// The processes that have something open below a mountpoint, or are there, as far as they may be
-/// looked at. The file system itself is not asked.
+/// The processes that have a file open or mapped within a mountpoint, or have their program, root
+/// or working directory there, as far as they may be examined. The file system itself is not
+/// accessed.
 fn users(mountpoint: &Path) -> Vec<User> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let leads_there = |link: &Path| std::fs::read_link(link).is_ok_and(|to| to.starts_with(mountpoint));
@@ -119,7 +119,7 @@ fn users(mountpoint: &Path) -> Vec<User> {
     entries.flatten().filter_map(user).collect()
 }
 
-/// By whom a mount is used, if that is known.
+/// The names of the processes that use a mount, if known.
 fn named(users: &[User]) -> String {
     if users.is_empty() {
         return String::new();
@@ -132,12 +132,12 @@ fn named(users: &[User]) -> String {
     format!(" by {}", named.join(", "))
 }
 
-/// Where the mount is, and its daemon's status.
+/// Finds a mount by its path. Returns the mountpoint, and the status of its daemon if it answers.
 pub fn find(given: &Path) -> Result<(PathBuf, Option<Listed<Mount>>)> {
     let daemons = mounts();
     let mut places = Vec::new();
-    // The last component may be a dead mount, which cannot be looked at: first only what leads
-    // there is resolved. It may also be a symbolic link to the mount.
+    // The last component may be a dead mount, which cannot be accessed, so first only its parent is
+    // resolved. It may also be a symbolic link to the mount.
     if let (Some(parent), Some(name)) = (given.parent(), given.file_name()) {
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         places.extend(parent.canonicalize().map(|parent| parent.join(name)));
@@ -152,7 +152,7 @@ pub fn find(given: &Path) -> Result<(PathBuf, Option<Listed<Mount>>)> {
     bail!("nothing of ours is mounted at {}; `pumapool status` lists the mounts", given.display())
 }
 
-/// Takes it away. False: it is in use.
+/// Unmounts. Returns false if the mount is in use.
 fn take_away(mountpoint: &Path, lazy: bool) -> Result<bool> {
     if rustix::process::geteuid().is_root() {
         use rustix::mount::{UnmountFlags, unmount};
@@ -173,13 +173,14 @@ fn take_away(mountpoint: &Path, lazy: bool) -> Result<bool> {
     Ok(output.status.success())
 }
 
-/// A descriptor of the process, so that its end can be waited for even if nobody reaps it.
+/// A descriptor of the process, with which its end can be awaited even if its parent does not reap
+/// it.
 fn process(pid: u32) -> Option<OwnedFd> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-/// Waits until the process has ended, so that what follows finds its resources free.
+/// Waits until the process has ended, so that its resources are free.
 fn wait_for_end(process: &OwnedFd) {
     let limit = Timespec { tv_sec: END_TIMEOUT_SECONDS, tv_nsec: 0 };
     if !matches!(poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)), Ok(1)) {

@@ -1,10 +1,10 @@
-//! Where the log lines go: to standard error, which of a daemon in the background is its log once
-//! it serves. Until then they go into the log, and warnings and errors to standard error as well,
-//! which is the caller's terminal.
+//! The destination of log lines: standard error. When a daemon in the background serves, its
+//! standard error is its log. Before that, lines go into the log, and warnings and errors also to
+//! standard error, which is the caller's terminal.
 //!
-//! The log that a daemon makes for itself lies in `/run`, which is memory, and nobody rotates it. A
-//! lender that comes and goes makes a few lines a second, so that log has a bound: beyond it, it
-//! begins anew. A file that the user named is the user's.
+//! The log that a daemon makes for itself is in `/run`, which is memory, and is not rotated. An
+//! unstable lender causes a few lines a second, so this log has a bound: beyond it, the file is
+//! emptied. A file that the user has named has no bound.
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{fstat, ftruncate};
@@ -18,16 +18,16 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Bytes of the log that a daemon makes for itself: some 20,000 lines, more than anybody reads.
+/// Limit on the log that a daemon makes for itself, in bytes: some 20,000 lines.
 const LOG_BYTES_MAX: i64 = 4 << 20;
 
-/// Standard error is a log of our own making, opened for appending.
+/// Whether standard error is a log that this program has made, opened for appending.
 static BOUNDED: AtomicBool = AtomicBool::new(false);
 
 /// The log of a daemon in the background.
 static FILE: OnceLock<File> = OnceLock::new();
 
-/// Standard error is the log.
+/// Whether standard error is the log.
 static TURNED: AtomicBool = AtomicBool::new(false);
 
 /// A function that replaces the filter.
@@ -62,8 +62,8 @@ pub fn begin(level: &str) -> Result<()> {
         .with_writer(Writers)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
-        // A log that cannot be written is no reason to stop: without this, the complaint about it
-        // would panic in turn.
+        // If the log cannot be written, the daemon continues. Without this setting, reporting that
+        // error would panic.
         .log_internal_errors(false)
         .with_filter_reloading();
     let handle = builder.reload_handle();
@@ -72,7 +72,7 @@ pub fn begin(level: &str) -> Result<()> {
     Ok(())
 }
 
-/// Writes an error to standard error: one line, with what led to what, each once.
+/// Writes an error to standard error: one line with its chain of causes, each once.
 pub fn complain(error: &anyhow::Error) {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -89,23 +89,23 @@ pub fn set(level: &str) -> Result<()> {
     SET_FILTER.get().map_or(Ok(()), |set| set(filter))
 }
 
-/// This is the log. To be called once, before anything is logged that is not for the caller.
+/// Sets the log. Must be called once, before anything is logged that is not for the caller.
 pub fn to(file: &File) {
-    // Without another descriptor all goes to standard error, as before.
+    // Without another descriptor everything goes to standard error, as before.
     file.try_clone().into_iter().for_each(|file| drop(FILE.set(file)));
 }
 
-/// From now on, standard error is the log.
+/// Records that standard error is the log.
 pub fn turned() {
     TURNED.store(true, Ordering::Relaxed);
 }
 
-/// From now on, standard error is a log of our own making, opened for appending.
+/// Records that standard error is a log that this program has made, opened for appending.
 pub fn bound() {
     BOUNDED.store(true, Ordering::Relaxed);
 }
 
-/// Chooses where a line goes.
+/// Chooses the destination of a line.
 struct Writers;
 
 impl<'a> MakeWriter<'a> for Writers {
@@ -120,9 +120,9 @@ impl<'a> MakeWriter<'a> for Writers {
     }
 }
 
-/// Where one line goes.
+/// The destination of one line.
 struct Place {
-    /// Also to the caller of a daemon that does not serve yet.
+    /// Whether the line also goes to the caller, because the daemon does not serve yet.
     is_for_caller: bool,
 }
 

@@ -94,8 +94,8 @@ impl Log {
 }
 
 impl Daemon {
-    /// Goes into the background, if that is wanted, and prepares what every daemon needs. None:
-    /// this process has started the one in the background, and is to end with this code.
+    /// Goes into the background, if requested, and prepares the common parts of a daemon. Returns
+    /// an exit code if this process has started the one in the background, and must end.
     pub fn prepare(kind: &str, options: &Options) -> Result<Result<Daemon, ExitCode>> {
         let parent = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().to_string());
         let detached = std::env::var(STARTED_BY).is_ok_and(|started_by| Some(started_by) == parent);
@@ -114,19 +114,19 @@ impl Daemon {
         Daemon { changeable, ..self }
     }
 
-    /// For a process that leaves the serving to another one: the log, the control socket, and where
-    /// metrics are served.
+    /// The parts for a process that lets another one serve: the log, the control socket, and the
+    /// address of metrics.
     pub fn into_parts(self) -> (Option<Log>, Control, Option<Door>) {
         (self.log, self.control, self.metrics)
     }
 
-    /// Where metrics are served.
+    /// The address at which metrics are served.
     pub fn metrics(&self) -> Option<&Address> {
         self.metrics.as_ref().map(Door::address)
     }
 
-    /// The daemon serves. Has `stop` run on the first signal, answers who asks for the status, and
-    /// tells everybody who waits: the caller by a line, systemd by its socket. The guard cleans up
+    /// Begins to serve: runs `stop` on the first signal, answers requests for the status, and
+    /// reports readiness to the caller by a line and to systemd by its socket. The guard cleans up
     /// when dropped.
     pub fn serve(
         self,
@@ -137,8 +137,7 @@ impl Daemon {
         self.serve_commands(message, status, |_, stream| drop(stream), stop)
     }
 
-    /// Serves as [`Daemon::serve`] does, and has `command` answer clients that want something else
-    /// than the status.
+    /// Serves like [`Daemon::serve`], and lets `command` answer commands of clients.
     pub fn serve_commands(
         self,
         message: &str,
@@ -164,7 +163,7 @@ impl Daemon {
             if default_log.is_some() {
                 crate::daemon::log::bound();
             }
-            // The caller may have gone away; that is no reason to stop serving.
+            // The caller may be gone; the daemon serves anyway.
             let _ = writeln!(stdout, "READY {message}").and_then(|()| stdout.flush());
             let _ = rustix::stdio::dup2_stdout(&log.file);
         } else {
@@ -237,9 +236,9 @@ fn start_in_background() -> Result<ExitCode> {
     Ok(ExitCode::FAILURE) // it has said why on standard error, which it shares
 }
 
-/// A daemon in the background has a session of its own from when it serves, and not before: to the
-/// place of a mount that is made on demand (autofs), the kernel lets those only who are in the
-/// process group of the service manager; all others wait until it is mounted.
+/// Gives a daemon in the background a session of its own when it serves, and not before. With
+/// autofs, the kernel lets only the process group of the service manager access the place of a
+/// mount that is being made; all other processes wait until it is mounted.
 pub fn leave_session() {
     let _ = rustix::process::setsid();
 }
@@ -252,14 +251,15 @@ fn keep_descriptors_to_ourselves() {
     let _ = unsafe { libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
 }
 
-/// Whether SIGHUP ends the daemon, as the terminal that it was started from has gone. Elsewhere
-/// nobody hangs up: it has the configuration read again.
+/// Whether SIGHUP ends the daemon, because its terminal is gone. Otherwise SIGHUP makes it read the
+/// configuration again.
 pub fn hangup_ends(in_background: bool) -> bool {
     !in_background
         && (std::io::stdin().is_terminal() || std::io::stdout().is_terminal() || std::io::stderr().is_terminal())
 }
 
-/// Runs `stop` on the first signal; on a second one, ends at once. Of SIGHUP see [`hangup_ends`].
+/// Runs `stop` on the first signal, and ends at once on a second one. For SIGHUP see
+/// [`hangup_ends`].
 fn on_signals(
     mut signals: Signals,
     hangup_ends: bool,

@@ -66,7 +66,8 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 const DYING_LIMIT: Duration = Duration::from_millis(500);
 /// Limit on daemons in that state. Beyond it, the supervisor waits.
 const DYING_MAX: usize = 8;
-/// Where a thread waits for a FUSE file system's answer (fs/fuse/dev.c).
+/// The kernel function in which a thread waits for the answer of a FUSE file system
+/// (fs/fuse/dev.c).
 const WAITS_FOR_FUSE: &str = "request_wait_answer";
 /// Time between two checks for that state, which no event reports.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -135,11 +136,11 @@ impl Pulse {
 enum End {
     /// In order.
     Ended(ExitCode),
-    /// Killed, crashed, or never came to serve.
+    /// It was killed, crashed, or never began to serve.
     Died { status: ExitStatus, was_ready: bool },
-    /// Could not be started.
+    /// It could not be started.
     NotStarted { why: String },
-    /// Left its mount to this program.
+    /// It left its mount to this program.
     HandedOver { upgrade: Upgrade },
 }
 
@@ -151,10 +152,10 @@ enum Next {
     Other(File, PathBuf),
 }
 
-/// The client that wants another program to serve.
+/// The client that requested an upgrade.
 struct Upgrade {
     program: PathBuf,
-    /// Whom to tell how it went.
+    /// The stream for the result.
     reply: Option<OwnedFd>,
     began: Instant,
 }
@@ -167,23 +168,25 @@ struct Keeper {
     metrics: Option<Door>,
     signals: Vec<(i32, UnixStream)>,
     hangup_ends: bool,
-    /// The daemon is to read the configuration again.
+    /// Whether the daemon must read the configuration again.
     wants_reload: bool,
-    /// It was told so, and has not answered.
+    /// Whether it was told so and has not answered.
     is_reloading: bool,
-    /// Where the command was given: paths in its arguments may be relative. Open since before there
-    /// was a mount, as nobody may serve it when its name leads there.
+    /// The working directory of the command, because its arguments may have relative paths. It was
+    /// opened before the mount existed: its name may lead into the mount, which no daemon may be
+    /// serving.
     folder: Option<OwnedFd>,
     was_ready: bool,
-    /// Killed, but not gone yet.
+    /// Daemons that were killed, but have not ended yet.
     dying: Vec<Child>,
-    /// Since when the mount is not served.
+    /// The time since which no daemon serves the mount.
     gap: Option<(Instant, String)>,
-    /// The client that is to be told when it is served again.
+    /// The client to notify when the mount is served again.
     reply: Option<Reply>,
 }
 
-/// Runs until the mount has ended. `held` is what a keeper before this one has left with systemd.
+/// Runs until the mount has ended. `held` are the descriptors that a previous supervisor has stored
+/// in systemd.
 pub fn run(
     log: Option<Log>,
     control: Control,
@@ -276,7 +279,7 @@ impl Keeper {
                         return Ok(self.let_go("it was told to stop"));
                     }
                 }
-                // For want of memory, or of a process: it may do in a while.
+                // Memory or processes may be short; a later attempt may succeed.
                 End::NotStarted { why } => {
                     idle_deaths += 1;
                     if idle_deaths >= IDLE_DEATHS_MAX {
@@ -292,8 +295,7 @@ impl Keeper {
         }
     }
 
-    /// The program that was to take over does not: who asked is told when the one before it serves
-    /// again.
+    /// Handles a failed upgrade: the client gets the reason when the previous program serves again.
     fn refuse(&mut self, why: String) {
         tracing::error!("no upgrade: {why}; the program before it serves on");
         if let Some(reply) = &mut self.reply {
@@ -306,14 +308,14 @@ impl Keeper {
         state.and_then(|state| mount::handover::about(state).ok()).is_some_and(|about| about.has_served)
     }
 
-    /// Waits, unless a signal comes: then true.
+    /// Waits for this time. Returns true early if a signal arrives.
     fn pause(&mut self, time: Duration) -> bool {
         let mut fds: Vec<_> = self.signals.iter().map(|(_, pipe)| PollFd::new(pipe, PollFlags::IN)).collect();
         let _ = poll(&mut fds, Some(&timespec(time)));
         self.take_signal().is_some()
     }
 
-    /// A signal to end. One to read the configuration again is noted.
+    /// Returns a signal to end. A signal to read the configuration again is recorded.
     fn take_signal(&mut self) -> Option<i32> {
         let has_come = |pipe: &UnixStream| {
             let mut poll_fd = [PollFd::new(pipe, PollFlags::IN)];
@@ -331,7 +333,7 @@ impl Keeper {
         None
     }
 
-    /// Gives the mount up: nobody serves it any more.
+    /// Gives up the mount, which no daemon serves any more.
     fn let_go(&mut self, why: &str) -> ExitCode {
         let about = self.held.get(&Held::State).and_then(|state| mount::handover::about(state).ok());
         let mountpoint = about.map(|about| about.mountpoint).unwrap_or_default();
@@ -346,8 +348,8 @@ impl Keeper {
     }
 
     fn ended(&mut self, code: ExitCode) -> ExitCode {
-        // A daemon that never came to serve has ended nothing: what is stored is for the next
-        // attempt.
+        // A daemon that never began to serve has changed nothing: the stored descriptors are for
+        // the next attempt.
         if self.was_ready {
             self.store.close();
         }
@@ -359,7 +361,7 @@ impl Keeper {
         code
     }
 
-    /// Starts a daemon and accompanies it to its end. With a `limit`, it is killed if it does not
+    /// Starts a daemon and waits for its end. With a `limit`, the daemon is killed if it does not
     /// serve by then.
     fn run_daemon(&mut self, program: &File, limit: Option<Duration>) -> Result<End> {
         let start = Instant::now();
@@ -369,8 +371,8 @@ impl Keeper {
         let pid = Pid::from_child(&child);
         let end = pidfd_open(pid, PidfdFlags::empty());
         let given = self.held.iter().try_for_each(|(held, fd)| ours.hold(*held, fd.as_fd()));
-        // One that does not take what it is given would wait for the rest for ever. (One that is
-        // gone already is found below.)
+        // If a descriptor cannot be sent, the daemon would wait for ever. (If the daemon has ended
+        // already, this is detected later.)
         if given.and_then(|()| ours.send(&Message::AllGiven)).is_err() || end.is_err() {
             let _ = child.kill();
         }
@@ -423,15 +425,15 @@ impl Keeper {
             if let Some(signal) = self.take_signal() {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
                 let _ = ours.send(&Message::Stop(signal));
-                // In use, it is taken out of the tree, and served until the last file is closed.
-                // Should it be killed before, nobody is to go on with it.
+                // A mount in use is detached, and served until the last file is closed. If the
+                // daemon is killed before that, no successor is started.
                 self.store.close();
             }
             if was_ready && upgrade.is_none() && std::mem::take(&mut self.wants_reload) {
                 let _ = ours.send(&Message::Reload);
                 self.is_reloading = true;
             }
-            // Once it is gone, everything that it sent is there, and then the end of it.
+            // After its end, all of its messages can be read, followed by the end of the stream.
             let reads = has_ended || unread.is_none();
             while is_open && reads && (is_gone || is_ready_within(ours.fd(), Duration::ZERO)) {
                 unread_until = Some(Instant::now() + LEAVE_UNREAD);
@@ -472,14 +474,15 @@ impl Keeper {
         }
         let status = child.wait().context("cannot wait for the daemon")?;
         Ok(match (status.code(), upgrade) {
-            // It says so when it has left: whatever ends it then.
+            // Its message shows that it has left, however it ended.
             (code, Some(upgrade)) if code.is_none_or(|code| code == i32::from(HANDED_OVER)) => {
                 End::HandedOver { upgrade }
             }
             (None | Some(PANICKED), _) => End::Died { status, was_ready },
-            // It has left its mount, and to whom was not heard: the same program goes on with it.
+            // It has left its mount, but the message with the new program is missing: the same
+            // program continues.
             (Some(code), _) if code == i32::from(HANDED_OVER) => End::Died { status, was_ready },
-            // A successor that says why it cannot serve: perhaps the next one can.
+            // A successor that reports why it cannot serve; the next one may succeed.
             (Some(_), _) if self.was_ready && !was_ready => End::Died { status, was_ready },
             (Some(_), _) => End::Ended(exit_code(status)),
         })
@@ -491,7 +494,8 @@ impl Keeper {
         inherited.extend(self.log.as_ref().map(|log| log.file().as_fd()));
         let numbers: Vec<String> = inherited.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
         inherited.extend(self.metrics.as_ref().map(Door::as_fd));
-        // This process has one thread: nothing else is started while they are open to be inherited.
+        // This process has one thread, so no other program is started while these descriptors can
+        // be inherited.
         for fd in &inherited {
             fcntl_setfd(fd, FdFlags::empty()).context("cannot pass a descriptor on")?;
         }
@@ -514,8 +518,8 @@ impl Keeper {
         if let Some(folder) = &self.folder {
             command.current_dir(format!("/proc/self/fd/{}", folder.as_raw_fd()));
         }
-        // In the foreground a group of its own: what is typed at the terminal is for us to pass on.
-        // In the background it leaves our group when it serves.
+        // In the foreground the daemon gets a process group of its own, and this process passes on
+        // signals of the terminal. In the background it leaves this process group when it serves.
         if self.log.is_none() {
             command.process_group(0);
         }
@@ -558,7 +562,7 @@ impl Keeper {
             daemon::leave_session();
         }
         let mut stdout = std::io::stdout();
-        // The caller may have gone away; that is no reason to stop.
+        // The caller may be gone; the mount is served anyway.
         let _ = writeln!(stdout, "READY {text}").and_then(|()| stdout.flush());
         if let Some(log) = &self.log {
             let _ = rustix::stdio::dup2_stderr(log.file());
@@ -570,10 +574,10 @@ impl Keeper {
     }
 }
 
-/// Whom to tell how an upgrade went.
+/// The client of an upgrade.
 struct Reply {
     to: OwnedFd,
-    /// Why the new program does not serve, if so.
+    /// The reason why the new program does not serve, if so.
     failed: Option<String>,
 }
 
@@ -587,16 +591,16 @@ impl Upgrade {
     }
 }
 
-/// Whether there is something to read, or of a process: whether it has ended.
+/// Whether a descriptor is readable; for a process, whether it has ended.
 fn is_ready_within(fd: BorrowedFd<'_>, limit: Duration) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&timespec(limit))), Ok(1))
 }
 
-/// Whether of a process whose first thread has ended only threads are left that may wait for the
-/// mount itself, hence for the successor: the one that has pages dropped, those that have a guest's
-/// image open, and one that closes what is still open as it goes; or for the disk: the janitor,
-/// which has written back what was written. None of them changes anything below.
+/// Whether the remaining threads of a process, whose first thread has ended, are only such as may
+/// wait for the mount itself, so for the successor, or for the disk. These are: the thread that
+/// drops pages, threads that have a guest's image open, and a thread that closes files as it exits;
+/// and the janitor, which has started writeback. None of them changes backing files.
 fn only_waiting_left(process: Pid) -> bool {
     let first = process.as_raw_nonzero().to_string();
     let Ok(threads) = std::fs::read_dir(format!("/proc/{first}/task")) else { return false };

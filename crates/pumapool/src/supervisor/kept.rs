@@ -67,8 +67,8 @@ impl Kept {
             .context("cannot parse the list of descriptors from the supervisor")?;
         anyhow::ensure!(matches!(numbers.len(), 2 | 3), "what a keeper passes makes no sense");
         let own = |number| {
-            // SAFETY: the keeper has left exactly these open for us, and nobody else in this
-            // process knows them.
+            // SAFETY: the supervisor has left exactly these open for this process, and nothing else
+            // in it uses them.
             let fd = unsafe { OwnedFd::from_raw_fd(number) };
             rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).map(|()| fd)
         };
