@@ -152,7 +152,11 @@ mod tests {
             let _done = Done(&is_over);
             // More than any machine has processors for.
             for _ in 0..4 * std::thread::available_parallelism().unwrap().get() {
-                scope.spawn(|| while !is_over.load(Ordering::Relaxed) {});
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
             }
             let is_stalled = || stalls.longest().waited > Duration::from_millis(100);
             assert!(wait_until(Duration::from_secs(60), is_stalled), "{}", stalls.longest());
