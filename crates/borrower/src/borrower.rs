@@ -172,7 +172,7 @@ impl Borrower {
 
     /// Replaces the list of lenders. Lenders that are not in the new list are left, with all their
     /// pages; new ones are used as soon as they are connected. Waits until the lenders that are
-    /// left have been notified, or cannot be. At most [`catalog::entry::Place::LENDERS`] lenders
+    /// left have been notified, or cannot be. At most [`Place::LENDERS`] lenders
     /// are used.
     pub fn set_lenders(self: &Arc<Self>, lenders: &[LenderAddress]) {
         if self.stopping() {

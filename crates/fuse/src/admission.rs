@@ -36,7 +36,7 @@ pub enum Class {
     /// Opening a file: another process may hold a lease on it.
     Open,
     /// Reading bytes from the backing file. The token is taken when a READ turns out to need them
-    /// ([`admit_read`]).
+    /// ([`crate::More::admit_read`]).
     Read,
     /// Changes, which wait for each other, for the disk, and for the thaw of a frozen file system.
     Change,

@@ -118,7 +118,7 @@ pub enum Event<'a, 'f> {
 pub enum Step<'f> {
     /// Lock the file, and read the positions of the tap: [`Event::Begin`].
     Begin,
-    /// Changes of the READ's pages are in progress. Wait for [`File::settled`] with this lock, then
+    /// Changes of the READ's pages are in progress. Wait for `File::settled` with this lock, then
     /// [`Event::Begin`].
     Wait(MutexGuard<'f, FileState>),
     /// The READ has begun. It needs its buffer: [`Event::Fill`].
