@@ -9,16 +9,9 @@ use std::ffi::CStr;
 use zerocopy::FromBytes;
 
 /// A request that is shorter than its kind needs, or contradicts itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a request from the kernel is shorter than its kind needs, or contradicts itself")]
 pub struct DecodeError;
-
-impl std::fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a request from the kernel is shorter than its kind needs, or contradicts itself")
-    }
-}
-
-impl std::error::Error for DecodeError {}
 
 /// One request.
 #[derive(Debug)]

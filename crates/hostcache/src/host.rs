@@ -13,7 +13,6 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::RecvFlags;
 use serde::Serialize;
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -75,9 +74,10 @@ pub struct Config {
 }
 
 /// The reason why a host cannot serve.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Problem {
     /// An image does not exist, or cannot be read.
+    #[error("cannot read the image {image}: {source}; name it as it is called in the folder of images")]
     NoImage {
         /// Its name.
         image: PathBuf,
@@ -85,6 +85,9 @@ pub enum Problem {
         source: io::Error,
     },
     /// Places on the guest's disk differ from those in the image.
+    #[error(
+        "{image} is a {format} image, whose bytes are not where the guest's disk has them: convert it, qemu-img convert -O raw"
+    )]
     Format {
         /// Its name.
         image: PathBuf,
@@ -92,44 +95,18 @@ pub enum Problem {
         format: &'static str,
     },
     /// Without keys the guests cannot be identified.
+    #[error("several guests without keys cannot be told apart: give each a key of its own, --guest IMAGE=KEYFILE")]
     Ambiguous,
     /// Two guests have the same image, or the same key.
+    #[error("{image}: another guest has the same image or the same key; each has its own")]
     Twice {
         /// The image of the second one.
         image: PathBuf,
     },
     /// The threads cannot be started or stopped.
+    #[error("cannot start: {0}; see the system's limits")]
     Start(io::Error),
 }
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Problem::NoImage { image, source } => {
-                write!(
-                    f,
-                    "cannot read the image {}: {source}; name it as it is called in the folder of images",
-                    image.display()
-                )
-            }
-            Problem::Format { image, format } => write!(
-                f,
-                "{} is a {format} image, whose bytes are not where the guest's disk has them: convert it, qemu-img convert -O raw",
-                image.display()
-            ),
-            Problem::Ambiguous => write!(
-                f,
-                "several guests without keys cannot be told apart: give each a key of its own, --guest IMAGE=KEYFILE"
-            ),
-            Problem::Twice { image } => {
-                write!(f, "{}: another guest has the same image or the same key; each has its own", image.display())
-            }
-            Problem::Start(error) => write!(f, "cannot start: {error}; see the system's limits"),
-        }
-    }
-}
-
-impl std::error::Error for Problem {}
 
 macro_rules! statistics {
     ($($name:ident: $meaning:literal,)*) => {

@@ -4,7 +4,6 @@ use crate::extents::{Extent, FileMaps, Place};
 use page::PAGE_SIZE;
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, Stat, fstat, major, minor, open};
-use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,9 +23,10 @@ pub struct InodeKey {
 }
 
 /// The reason why a file system's evicted pages cannot be sent to the host.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Problem {
     /// The mountpoint cannot be read.
+    #[error("cannot look at {mountpoint}: {source}; name the mountpoint of an ext4 or XFS file system")]
     Unreadable {
         /// The mountpoint.
         mountpoint: PathBuf,
@@ -34,6 +34,9 @@ pub enum Problem {
         source: io::Error,
     },
     /// It is on no disk, or on a layer between it and its disk.
+    #[error(
+        "{mountpoint} is on {on}: only a file system on a whole disk or a partition can be followed to the host's image"
+    )]
     NoDisk {
         /// The mountpoint.
         mountpoint: PathBuf,
@@ -41,11 +44,13 @@ pub enum Problem {
         on: String,
     },
     /// Its partition begins in the middle of a page.
+    #[error("the partition begins at byte {offset_bytes} of its disk, within a page: align it to 4096 bytes")]
     Unaligned {
         /// Bytes before it.
         offset_bytes: u64,
     },
     /// Its inodes cannot be opened by their numbers.
+    #[error("the inodes of {mountpoint} cannot be opened by number ({detail}): use ext4 or XFS, and run as root")]
     NoHandles {
         /// The mountpoint.
         mountpoint: PathBuf,
@@ -53,36 +58,6 @@ pub enum Problem {
         detail: String,
     },
 }
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Problem::Unreadable { mountpoint, source } => {
-                write!(
-                    f,
-                    "cannot look at {}: {source}; name the mountpoint of an ext4 or XFS file system",
-                    mountpoint.display()
-                )
-            }
-            Problem::NoDisk { mountpoint, on } => write!(
-                f,
-                "{} is on {on}: only a file system on a whole disk or a partition can be followed to the host's image",
-                mountpoint.display()
-            ),
-            Problem::Unaligned { offset_bytes } => write!(
-                f,
-                "the partition begins at byte {offset_bytes} of its disk, within a page: align it to 4096 bytes"
-            ),
-            Problem::NoHandles { mountpoint, detail } => write!(
-                f,
-                "the inodes of {} cannot be opened by number ({detail}): use ext4 or XFS, and run as root",
-                mountpoint.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for Problem {}
 
 /// The format of an inode's number and generation in a file handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

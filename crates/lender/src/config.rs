@@ -4,7 +4,6 @@ use crate::headroom::Memory;
 use crate::pace::Limits;
 use crate::store::CAPACITY_PAGES_MAX;
 use page::PAGE_SIZE;
-use std::fmt;
 use std::io;
 use std::time::Duration;
 use wire::address::Address;
@@ -43,65 +42,28 @@ pub struct Config {
 pub const GRACE_DEFAULT: Duration = Duration::from_secs(30);
 
 /// The reason why a lender does not start, in one line with a remedy.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the text that Display makes of each says what it is
 pub enum Error {
+    #[error(transparent)]
     Listen(wire::listener::Error),
+    #[error("cannot lend {}: this machine or memory cgroup has {}; choose less, or `auto`", mib(*capacity_bytes), mib(*total_bytes))]
     CapacityTooLarge { capacity_bytes: u64, total_bytes: u64 },
+    #[error("cannot lend {capacity_bytes} bytes: that is less than a page of {PAGE_SIZE}; choose more")]
     CapacityTooSmall { capacity_bytes: u64 },
+    #[error("nothing to lend: the reserve is {}, and all there is {}; choose a smaller reserve", mib(*reserve_bytes), mib(*total_bytes))]
     NothingToLend { reserve_bytes: u64, total_bytes: u64 },
+    #[error("cannot learn how much memory there is: reading /proc/meminfo: {source}; mount /proc")]
     UnknownMemory { source: io::Error },
+    #[error("cannot set up a store of {}: {source}; choose a smaller capacity or raise `ulimit -v`", mib(*capacity_bytes))]
     NoMemory { capacity_bytes: u64, source: io::Error },
+    #[error("cannot start the lender: {source}; raise the limits on open files and threads (`ulimit -n -u`)")]
     Start { source: io::Error },
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mib = |bytes: &u64| format!("{:.1} MiB", *bytes as f64 / (1 << 20) as f64);
-        match self {
-            Error::Listen(error) => error.fmt(f),
-            Error::CapacityTooLarge { capacity_bytes, total_bytes } => {
-                let (capacity, total) = (mib(capacity_bytes), mib(total_bytes));
-                write!(f, "cannot lend {capacity}: this machine or memory cgroup has {total}; choose less, or `auto`")
-            }
-            Error::CapacityTooSmall { capacity_bytes } => {
-                write!(f, "cannot lend {capacity_bytes} bytes: that is less than a page of {PAGE_SIZE}; choose more")
-            }
-            Error::NothingToLend { reserve_bytes, total_bytes } => {
-                let (reserve, total) = (mib(reserve_bytes), mib(total_bytes));
-                write!(
-                    f,
-                    "nothing to lend: the reserve is {reserve}, and all there is {total}; choose a smaller reserve"
-                )
-            }
-            Error::UnknownMemory { source } => {
-                write!(f, "cannot learn how much memory there is: reading /proc/meminfo: {source}; mount /proc")
-            }
-            Error::NoMemory { capacity_bytes, source } => {
-                let capacity = mib(capacity_bytes);
-                write!(
-                    f,
-                    "cannot set up a store of {capacity}: {source}; choose a smaller capacity or raise `ulimit -v`"
-                )
-            }
-            Error::Start { source } => {
-                write!(
-                    f,
-                    "cannot start the lender: {source}; raise the limits on open files and threads (`ulimit -n -u`)"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::Listen(error) => error.source(),
-            Error::UnknownMemory { source } | Error::NoMemory { source, .. } | Error::Start { source } => Some(source),
-            _ => None,
-        }
-    }
+/// A size for a message, in MiB with one decimal.
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
 impl Config {

@@ -400,7 +400,7 @@ pub(crate) fn check_places(source: &Path, mountpoint: &Path) -> Result<(), Error
         kind.is_some_and(|kind| KERNEL_INTERFACES.contains(&kind))
     };
     if is_interface(source) {
-        return Err(Error::SourceIsKernelInterface { source: source.to_owned() });
+        return Err(Error::SourceIsKernelInterface { directory: source.to_owned() });
     }
     if SYSTEM_FOLDERS.iter().any(|folder| mountpoint == Path::new(folder)) || is_interface(mountpoint) {
         return Err(Error::MountpointOfSystem { mountpoint: mountpoint.to_owned() });

@@ -127,14 +127,14 @@ impl Mount {
         raise_limits();
         // Opened before mounting, and held from then on: if SOURCE is mounted over itself, this
         // descriptor still leads to the backing directory.
-        let unreadable = |errno: Errno| Error::SourceUnreadable { source: source.clone(), error: errno.into() };
+        let unreadable = |errno: Errno| Error::SourceUnreadable { directory: source.clone(), error: errno.into() };
         let root =
             open(&source, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(unreadable)?;
         let readable =
             open(&source, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(unreadable)?;
         // Opening it has triggered its mount, unless this daemon is the one that is asked to mount.
         if rustix::fs::fstatfs(&readable).is_ok_and(|found| found.f_type as u32 == crossing::AUTOFS) {
-            return Err(Error::SourceIsAutomount { source });
+            return Err(Error::SourceIsAutomount { directory: source });
         }
         let memory = Memory::create().map_err(|error| failed("make the state memory", error))?;
         let keep = Keep::new(Arc::new(memory), keeper).map_err(|error| failed("start a thread", error))?;
@@ -167,9 +167,9 @@ pub(crate) fn failed(attempted: &'static str, error: impl Into<io::Error>) -> Er
 fn check(config: &Config) -> Result<(PathBuf, PathBuf), Error> {
     let source = &config.source;
     let source = fs::canonicalize(source).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Error::SourceMissing { source: source.clone() },
+        io::ErrorKind::NotFound => Error::SourceMissing { directory: source.clone() },
         io::ErrorKind::NotConnected => Error::MountpointDead { mountpoint: source.clone() },
-        _ => Error::SourceUnreadable { source: source.clone(), error },
+        _ => Error::SourceUnreadable { directory: source.clone(), error },
     })?;
     let mountpoint = &config.mountpoint;
     let mountpoint = fs::canonicalize(mountpoint).map_err(|error| match error.raw_os_error() {
@@ -186,17 +186,17 @@ fn check(config: &Config) -> Result<(PathBuf, PathBuf), Error> {
     }
     match fs::metadata(&source) {
         Ok(found) if found.is_dir() => {}
-        Ok(_) => return Err(Error::SourceNotADirectory { source }),
+        Ok(_) => return Err(Error::SourceNotADirectory { directory: source }),
         Err(error) if error.kind() == io::ErrorKind::NotConnected => {
             return Err(Error::MountpointDead { mountpoint: source });
         }
-        Err(error) => return Err(Error::SourceUnreadable { source, error }),
+        Err(error) => return Err(Error::SourceUnreadable { directory: source, error }),
     }
     if !mountpoint.is_dir() {
         return Err(Error::MountpointNotADirectory { mountpoint });
     }
     if mountpoint != source && mountpoint.starts_with(&source) {
-        return Err(Error::MountpointInsideSource { source, mountpoint });
+        return Err(Error::MountpointInsideSource { directory: source, mountpoint });
     }
     if !Path::new(mounting::DEVICE).exists() {
         return Err(Error::NoDevice);

@@ -20,7 +20,6 @@
 
 use borrower::{FileIdentity, Stamp};
 use std::ffi::{CString, OsStr};
-use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -179,35 +178,21 @@ pub mod intent {
 }
 
 /// Reasons why state cannot be taken over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// There are fewer bytes than the header requires.
+    #[error("the state memory is cut off")]
     Short,
     /// Not a state memory, or one that was never completed.
+    #[error("this is no complete state memory")]
     NotState,
     /// Written by a daemon of another layout: that version.
+    #[error("the state memory has layout {0}, this program knows {VERSION}: unmount and mount again")]
     Version(u64),
     /// A number beyond its bound.
+    #[error("the state memory holds a number beyond its bound")]
     OutOfBounds,
 }
-
-impl fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DecodeError::Short => f.write_str("the state memory is cut off"),
-            DecodeError::NotState => f.write_str("this is no complete state memory"),
-            DecodeError::Version(version) => {
-                write!(
-                    f,
-                    "the state memory has layout {version}, this program knows {VERSION}: unmount and mount again"
-                )
-            }
-            DecodeError::OutOfBounds => f.write_str("the state memory holds a number beyond its bound"),
-        }
-    }
-}
-
-impl std::error::Error for DecodeError {}
 
 /// The decoded state of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
