@@ -7,7 +7,7 @@ use crate::catalog::file::{Filter, Left};
 use crate::catalog::{Census, File};
 use crate::change::ChangeGuard;
 use crate::config::{Config, LeftLender, LenderAddress, LenderStatus, Session};
-use crate::core::{Change, Confused, Core, Setup};
+use crate::core::{Change, Core, ProtocolError, Setup};
 use crate::metrics::{Histogram, Metrics, Times};
 use crate::net::link::Link;
 use crate::net::links::Links;
@@ -508,6 +508,7 @@ impl Borrower {
 
     pub(crate) fn puts_answered(&self, lender: u8, request: u64, statuses: &[u8]) -> io::Result<()> {
         let answered = self.core.puts_answered(lender, request, statuses);
-        answered.map_err(|Confused| io::Error::new(io::ErrorKind::InvalidData, "an answer to a put that was not made"))
+        answered
+            .map_err(|ProtocolError| io::Error::new(io::ErrorKind::InvalidData, "an answer to a put that was not made"))
     }
 }

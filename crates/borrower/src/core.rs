@@ -112,7 +112,7 @@ pub enum Outcome {
 
 /// The lender's message contradicts the borrower's state: a protocol error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Confused;
+pub struct ProtocolError;
 
 /// The setup of a [`Core`].
 pub struct Setup {
@@ -653,9 +653,9 @@ impl Core {
     /// The lender has answered a put: for each page 1 if it was stored.
     ///
     /// # Errors
-    /// [`Confused`] if that put was not made, or another one must be answered first.
-    pub fn puts_answered(&self, lender: u8, request: u64, statuses: &[u8]) -> Result<(), Confused> {
-        let batch = self.queue(lender).lock().answered(request, statuses.len()).ok_or(Confused)?;
+    /// [`ProtocolError`] if that put was not made, or another one must be answered first.
+    pub fn puts_answered(&self, lender: u8, request: u64, statuses: &[u8]) -> Result<(), ProtocolError> {
+        let batch = self.queue(lender).lock().answered(request, statuses.len()).ok_or(ProtocolError)?;
         for (item, status) in batch.items().iter().zip(statuses) {
             let (id, version, stored) = (item.key.id(), item.key.version(), *status == 1);
             let wanted = self.catalog.file(id.file).is_some_and(|file| {

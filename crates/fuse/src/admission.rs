@@ -19,8 +19,8 @@
 
 use crate::abi::InHeader;
 use crate::later::{self, Later};
+use crate::leader::about_to_wait;
 use crate::session::Filesystem;
-use crate::turns::about_to_wait;
 use parking_lot::Mutex;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

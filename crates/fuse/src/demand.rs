@@ -1,12 +1,12 @@
 //! The number of workers that a session needs: one more when all are blocked, fewer when some were
 //! idle for long.
 //!
-//! As long as one worker is idle, a blocked request delays no other (see [`crate::turns`]). So a
+//! As long as one worker is idle, a blocked request delays no other (see [`crate::leader`]). So a
 //! *shortage* means that no worker is idle, and that requests take longer than a moment. More
 //! workers would not make quick requests quicker. This module counts; the owner of the session
 //! starts and ends threads.
 
-use crate::turns::Turns;
+use crate::leader::Leader;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ pub(crate) struct Workforce {
     idle_least: usize,
     /// The number of idle workers that should end.
     surplus: usize,
-    /// Whether [`Turns::demand`] waits for a shortage.
+    /// Whether [`Leader::demand`] waits for a shortage.
     is_awaited: bool,
     is_closed: bool,
 }
@@ -48,12 +48,12 @@ impl Workforce {
         self.idle == 0 && self.starting == 0
     }
 
-    /// Returns whether there is a shortage that must wake [`Turns::demand`].
+    /// Returns whether there is a shortage that must wake [`Leader::demand`].
     fn is_noticed(&self) -> bool {
         self.is_awaited && self.is_short()
     }
 
-    /// Counts a worker as no longer idle. Returns whether [`Turns::demand`] must be woken.
+    /// Counts a worker as no longer idle. Returns whether [`Leader::demand`] must be woken.
     pub(crate) fn no_longer_idle(&mut self) -> bool {
         self.idle -= 1;
         self.idle_least = self.idle_least.min(self.idle);
@@ -70,10 +70,10 @@ impl Workforce {
 }
 
 /// A worker that was created and does not serve yet.
-pub(crate) struct Starting(Arc<Turns>);
+pub(crate) struct Starting(Arc<Leader>);
 
 impl Starting {
-    pub(crate) fn new(turns: &Arc<Turns>) -> Starting {
+    pub(crate) fn new(turns: &Arc<Leader>) -> Starting {
         turns.waiting.lock().workers.starting += 1;
         Starting(turns.clone())
     }
@@ -89,7 +89,7 @@ impl Drop for Starting {
     }
 }
 
-impl Turns {
+impl Leader {
     /// Waits for a shortage or a surplus of workers, for at most `period`. Without `can_grow` a
     /// shortage does not count.
     pub(crate) fn demand(&self, period: Duration, can_grow: bool) -> Demand {
@@ -126,7 +126,7 @@ impl Turns {
         }
     }
 
-    /// Ends [`Turns::demand`].
+    /// Ends [`Leader::demand`].
     pub(crate) fn close(&self) {
         self.waiting.lock().workers.is_closed = true;
         self.short.notify_all();
@@ -136,7 +136,7 @@ impl Turns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::turns::{Place, about_to_wait};
+    use crate::leader::{Place, about_to_wait};
     use parking_lot::Mutex;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::thread;
@@ -146,7 +146,7 @@ mod tests {
     /// The state that the workers of the test share.
     #[derive(Clone)]
     struct Shared {
-        turns: Arc<Turns>,
+        turns: Arc<Leader>,
         requests: Arc<Mutex<Receiver<()>>>,
         held: Sender<()>,
         /// Each message ends the handling of one request.
@@ -183,7 +183,7 @@ mod tests {
         let (held, is_held) = channel();
         let (word, words) = channel();
         let (ended, has_ended) = channel();
-        let turns = Arc::new(Turns::new());
+        let turns = Arc::new(Leader::new());
         let [requests, words] = [requests, words].map(|receiver| Arc::new(Mutex::new(receiver)));
         let shared = Shared { turns: turns.clone(), requests, held, words, ended };
         (0..3).for_each(|_| shared.start_worker());

@@ -10,7 +10,7 @@
 //! - [`reply`]: answers, written in one system call each.
 //! - [`session`]: the connection: negotiation, and [`Worker`]s that read requests and pass them to
 //!   a [`Filesystem`].
-//! - `turns`: selects the worker that reads requests (the leader); [`about_to_wait`].
+//! - `leader`: selects the worker that reads requests (the leader); [`about_to_wait`].
 //! - `admission`: limits the number of workers that the requests of one user may hold.
 //! - `demand`: the number of workers that a session needs.
 //! - [`notify`]: messages to the kernel that are not answers.
@@ -27,22 +27,22 @@ pub mod backing;
 mod buffer;
 mod demand;
 mod later;
+mod leader;
 mod more;
 pub mod mounting;
 pub mod notify;
 pub mod reply;
 pub mod request;
 pub mod session;
-mod turns;
 
 pub use admission::{Class, DEFERRED_BYTES_MAX, DEFERRED_MAX, RESERVED_WORKERS};
 pub use demand::Demand;
 pub use later::{PAUSE_FIRST, PAUSE_MAX, PUT_OFF_MAX, put_off};
+pub use leader::about_to_wait;
 pub use more::More;
 pub use notify::Notifier;
 pub use reply::Reply;
 pub use request::{DecodeError, Operation, Request};
 pub use session::{Filesystem, Negotiated, Served, Session, Wish, Worker};
-pub use turns::about_to_wait;
 
 pub use rustix::io::Errno;

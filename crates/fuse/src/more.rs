@@ -5,7 +5,7 @@ use crate::admission::{self, Admission, Class, Deferred, Who};
 use crate::reply::Reply;
 use crate::request::{Operation, Request};
 use crate::session::Filesystem;
-use crate::{Errno, turns};
+use crate::{Errno, leader};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,13 +50,13 @@ impl<'a> More<'a> {
     /// The worker is about to wait for a disk, a network or another request: another worker reads
     /// requests meanwhile.
     pub fn about_to_wait(&self) {
-        turns::about_to_wait();
+        leader::about_to_wait();
     }
 
     /// Returns whether the worker has nothing else to do for a moment, so that it may keep its
     /// processor busy. If requests wait, the call counts as [`More::about_to_wait`].
     pub fn has_time(&self) -> bool {
-        turns::has_time()
+        leader::has_time()
     }
 
     /// The worker is about to wait for the backing file of a READ: another worker reads requests
@@ -85,7 +85,7 @@ impl<'a> More<'a> {
     /// there is a request. Does not wait if another worker reads requests meanwhile, or if the
     /// request that was read last must be handled first.
     pub fn wait_beside(&self, other: BorrowedFd<'_>, limit: Duration) -> bool {
-        self.kept.is_none() && !self.leave.load(Ordering::Acquire) && turns::wait_beside(other, limit)
+        self.kept.is_none() && !self.leave.load(Ordering::Acquire) && leader::wait_beside(other, limit)
     }
 
     /// Returns the next request if it is a READ. Does not wait.
@@ -101,7 +101,7 @@ impl<'a> More<'a> {
             self.kept = Some(len);
             return None;
         };
-        turns::went_on();
+        leader::went_on();
         admission::handles(Who::of(self.filesystem, None, &header), None);
         Some((a_read(header, args), Reply::new(self.device.as_fd(), header.unique)))
     }

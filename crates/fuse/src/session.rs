@@ -10,11 +10,11 @@ use crate::admission::{self, Admission, Class, Deferred, Who};
 use crate::buffer::Buffer;
 use crate::demand::{Demand, Starting};
 use crate::later;
+use crate::leader::{self, Leader, Place};
 use crate::more::{More, a_read};
 use crate::notify::Notifier;
 use crate::reply::Reply;
 use crate::request::{self, Operation, Request};
-use crate::turns::{self, Place, Turns};
 use crate::{Errno, mounting};
 use rustix::event::{PollFd, PollFlags};
 use std::io;
@@ -107,7 +107,7 @@ pub struct Session {
     device: Arc<OwnedFd>,
     negotiated: Negotiated,
     leave: Arc<AtomicBool>,
-    turns: Arc<Turns>,
+    turns: Arc<Leader>,
     admission: Arc<Admission>,
 }
 
@@ -169,7 +169,7 @@ impl Session {
             device: Arc::new(device),
             negotiated,
             leave: Arc::default(),
-            turns: Arc::new(Turns::new()),
+            turns: Arc::new(Leader::new()),
             admission: Arc::new(Admission::new(0)),
         }
     }
@@ -330,7 +330,7 @@ pub struct Worker {
     scratch: Buffer,
     reading: Arc<AtomicBool>,
     leave: Arc<AtomicBool>,
-    turns: Arc<Turns>,
+    turns: Arc<Leader>,
     admission: Arc<Admission>,
 }
 
@@ -448,7 +448,7 @@ impl Worker {
                 _ => filesystem.handle(&request, reply, scratch),
             });
             place.while_handling(|| {
-                turns::about_to_wait();
+                leader::about_to_wait();
                 drop(catch_unwind(handle));
             });
         }

@@ -1,7 +1,7 @@
 //! Configuration of a lender, and the errors at its start.
 
 use crate::headroom::Memory;
-use crate::pace::Limits;
+use crate::rate_limit::Limits;
 use crate::store::CAPACITY_PAGES_MAX;
 use page::PAGE_SIZE;
 use std::io;

@@ -1,12 +1,12 @@
 //! A connection after its handshake: the effect, the cost and the answer of each frame. This module
-//! uses no socket and does not wait. [`crate::hub`] does both, and [`crate::greeting`] does the
-//! handshake.
+//! uses no socket and does not wait. [`crate::event_loop`] does both, and [`crate::handshake`] does
+//! the handshake.
 //!
 //! The peer decides which bytes arrive, so nothing here trusts them: a frame that breaks the
 //! protocol ends the connection. The store is locked for a few pages at a time, and never during
 //! I/O.
 
-use crate::pace::Cost;
+use crate::rate_limit::Cost;
 use crate::receipt::Receipt;
 use crate::sessions::{Joined, Name};
 use crate::shared::Shared;

@@ -2,13 +2,13 @@
 //! files. They are no part of the interface, and decide nothing.
 
 use crate::entry::Entry;
+use crate::event_loop::EventLoop;
 use crate::headroom::{self, Memory};
-use crate::hub::Hub;
 use crate::pressure;
 use crate::sessions::Name;
 use crate::shared::Shared;
 use crate::store::Store;
-use crate::{Capacity, Config, greeting, housekeeping};
+use crate::{Capacity, Config, handshake, housekeeping};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -55,8 +55,8 @@ impl Lender {
     pub fn serve(&self, stream: Stream) {
         let stream = Arc::new(stream);
         let entry = self.shared.enter(&stream);
-        if let Some(member) = entry.and_then(|entry| greeting::receive(&self.shared, stream, entry)) {
-            Hub::serve_alone(&self.shared, member).expect("descriptors for an epoll");
+        if let Some(member) = entry.and_then(|entry| handshake::receive(&self.shared, stream, entry)) {
+            EventLoop::serve_alone(&self.shared, member).expect("descriptors for an epoll");
         }
     }
 

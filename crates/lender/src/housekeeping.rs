@@ -4,7 +4,7 @@
 //! - Read the free memory, and give it to the store as the maximum growth until the next check.
 //!   This happens more often if little is free.
 //! - Judge the memory pressure.
-//! - Give back as much as others take of the reserve ([`crate::demand`]).
+//! - Give back as much as others take of the reserve ([`crate::reclaim_target`]).
 //! - Check whether the kernel has taken lazily freed pages of any process, and then search for lost
 //!   pages of the store. The thread notes lost pages for the borrowers; their connections send the
 //!   notices.
@@ -13,9 +13,9 @@
 //!
 //! Nothing here waits for a borrower. If memory cannot be read, the store does not grow.
 
-use crate::demand::Demand;
 use crate::headroom::{Headroom, Memory, Stalls};
 use crate::pressure::{self, Pressure};
+use crate::reclaim_target::Demand;
 use crate::shared::Shared;
 use crate::store::Store;
 use page::PAGE_SIZE;

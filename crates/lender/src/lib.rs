@@ -6,7 +6,7 @@
 //! - [`headroom`] and `pressure`: available memory, and whether tasks wait for memory.
 //! - `housekeeping`: the thread that passes these values to the store, and finds the pages that the
 //!   kernel took.
-//! - `pace`: rate limits for network and processors, and fair shares of them.
+//! - `rate_limit`: rate limits for network and processors, and fair shares of them.
 //! - `sessions`: the connected borrowers, and those whose pages are kept for a while because they
 //!   may come back.
 //! - [`Server`]: connections with the protocol of [`wire`]. `greeting` does the handshake of each
@@ -20,19 +20,19 @@
 
 mod config;
 mod connection;
-mod demand;
 mod entry;
+mod event_loop;
 #[doc(hidden)]
 pub mod fuzzing;
-mod greeting;
+mod handshake;
 pub mod headroom;
 mod housekeeping;
-mod hub;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleavings;
-mod pace;
 mod pressure;
+mod rate_limit;
 mod receipt;
+mod reclaim_target;
 mod server;
 mod sessions;
 mod shared;
@@ -41,7 +41,7 @@ pub mod store;
 mod whole;
 
 pub use config::{Capacity, Config, Error, GRACE_DEFAULT};
-pub use pace::{Limits, PACE_WAIT_MAX, RATE_MIN_BYTES};
+pub use rate_limit::{Limits, PACE_WAIT_MAX, RATE_MIN_BYTES};
 pub use server::{Handle, Server};
 pub use status::{BorrowerStatus, Status};
 pub use wire::address::Address;

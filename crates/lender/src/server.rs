@@ -1,12 +1,12 @@
 //! The server: accepts connections, and stops in order.
 
 use crate::config::{Config, Error};
-use crate::greeting;
+use crate::event_loop::EventLoops;
+use crate::handshake;
 use crate::headroom::Headroom;
 use crate::housekeeping::Housekeeper;
-use crate::hub::Hubs;
-use crate::pace::Limits;
 use crate::pressure::Pressure;
+use crate::rate_limit::Limits;
 use crate::shared::Shared;
 use crate::status::{BorrowerStatus, Status};
 use crate::store::Store;
@@ -81,7 +81,7 @@ impl Server {
     /// have ended. Call it once.
     pub fn run(&self) -> Result<(), Error> {
         let start = |source| Error::Start { source };
-        let hubs = Arc::new(Hubs::start(&self.shared).map_err(start)?);
+        let hubs = Arc::new(EventLoops::start(&self.shared).map_err(start)?);
         let housekeeping = match self.housekeeper.lock().take() {
             Some(housekeeper) => {
                 let shared = Arc::clone(&self.shared);
@@ -99,7 +99,7 @@ impl Server {
         Ok(())
     }
 
-    fn accept_until_stopped(&self, hubs: &Arc<Hubs>) {
+    fn accept_until_stopped(&self, hubs: &Arc<EventLoops>) {
         let stop = &self.shared.stop;
         while !stop.wait(Some(self.listener.as_fd()), None) {
             match self.listener.accept() {
@@ -117,10 +117,10 @@ impl Server {
         }
     }
 
-    fn start_connection(&self, stream: Stream, hubs: &Arc<Hubs>) {
+    fn start_connection(&self, stream: Stream, hubs: &Arc<EventLoops>) {
         let stream = Arc::new(stream);
         let Some(entry) = self.shared.enter(&stream) else {
-            return greeting::refuse(
+            return handshake::refuse(
                 &self.shared,
                 &stream,
                 &Channel::plain(),
@@ -132,14 +132,14 @@ impl Server {
         let thread = thread::Builder::new().name("lender-greeter".into()).stack_size(STACK_BYTES);
         let greet = move || {
             confine(Work::Serving, confined::NOTHING);
-            if let Some(member) = greeting::receive(&shared, for_thread, entry) {
+            if let Some(member) = handshake::receive(&shared, for_thread, entry) {
                 hubs.take(member);
             }
         };
         if let Err(error) = thread.spawn(greet) {
             tracing::warn!(%error, "cannot start a thread for a connection; raise the limit on threads");
             let text = "this lender has too many threads";
-            greeting::refuse(&self.shared, &stream, &Channel::plain(), wire::REFUSED_BUSY, text);
+            handshake::refuse(&self.shared, &stream, &Channel::plain(), wire::REFUSED_BUSY, text);
         }
     }
 }

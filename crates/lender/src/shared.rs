@@ -1,6 +1,6 @@
 //! State that the threads of a lender share.
 
-use crate::pace::{Limits, Pace};
+use crate::rate_limit::{Limits, Pace};
 use crate::sessions::Table;
 use crate::store::Store;
 use crate::whole::Whole;

@@ -3,21 +3,21 @@
 //! Operations use descriptors within SOURCE, never paths through the mount.
 
 use crate::backing::crossing::Crossing;
-use crate::backing::ledger::Ledger;
+use crate::backing::dirty_ranges::DirtyRanges;
 use crate::inode::Inodes;
 use crate::inode::handle::Handles;
+use crate::inode::purge::Sweep;
 use crate::inode::stale::SentBack;
-use crate::inode::sweep::Sweep;
 use crate::kernel::beside::Beside;
 use crate::kernel::invalidation::Invalidations;
-use crate::kernel::passing::Connection;
+use crate::kernel::passthrough::Connection;
 use crate::lifecycle::config::WriteMode;
 use crate::lifecycle::status::Counters;
 use crate::ops::classes;
 use crate::ops::credentials::Privilege;
-use crate::ops::lookers::Lookers;
+use crate::ops::readdirplus::Lookers;
 use crate::takeover::Keep;
-use crate::takeover::resent::Resent;
+use crate::takeover::replay::Resent;
 use borrower::Borrower;
 use fuse::{Class, Errno, More, Reply, Request, abi};
 use rustix::fd::OwnedFd;
@@ -74,7 +74,7 @@ pub(crate) struct Passthrough {
     /// The file systems that are mounted in it.
     pub(crate) crossing: Crossing,
     /// Written pages that are to be dropped from the page cache of the backing files.
-    pub(crate) ledger: Ledger,
+    pub(crate) ledger: DirtyRanges,
 
     // takeover/
     /// The state that is recorded for a successor.

@@ -37,7 +37,7 @@ pub enum Who {
     /// `pumapool lend`.
     Lender,
     /// Our own byzantine lender, with the seed of its lies.
-    Liar(u64),
+    Byzantine(u64),
 }
 
 /// The lender, or the byzantine one in its place, or nothing.
@@ -96,7 +96,7 @@ impl Lender {
         self.kill()?;
         let program = match who {
             Who::Lender => self.puma.pumapool.clone(),
-            Who::Liar(_) => std::env::current_exe().map_err(Failure::attempted("finding this program"))?,
+            Who::Byzantine(_) => std::env::current_exe().map_err(Failure::attempted("finding this program"))?,
         };
         let mut command = match &self.place {
             Place::Network(network) => {
@@ -112,7 +112,7 @@ impl Lender {
                 // The byzantine lender has no key: no peer with a key would lie in so many ways.
                 command.arg("--trust-network").env_remove("PUMAPOOL_KEY_FILE");
             }
-            Who::Liar(seed) => {
+            Who::Byzantine(seed) => {
                 command.args(["liar", "--seed", &seed.to_string()]);
             }
         }

@@ -6,11 +6,11 @@
 //! their seed, end with 0 only if all was well, and leave nothing behind, also when they are
 //! interrupted.
 
+mod byzantine;
 mod chart;
 mod churn;
 mod content;
 mod lender;
-mod liar;
 mod network;
 mod probe;
 mod probing;
@@ -56,7 +56,7 @@ enum Command {
     Probe { task: String },
     /// A byzantine lender. Started by the others.
     #[command(hide = true)]
-    Liar {
+    Byzantine {
         #[arg(long)]
         listen: Address,
         #[arg(long)]
@@ -110,7 +110,7 @@ fn scenario_of(name: &str) -> Result<Scenario, String> {
 fn main() -> ExitCode {
     let outcome = match Options::parse().command {
         Command::Probe { task } => probe::run(&task).map_err(Failure::Problem).map(|()| true),
-        Command::Liar { listen, seed } => liar::run(&listen, seed).map_err(Failure::Problem).map(|()| true),
+        Command::Byzantine { listen, seed } => byzantine::run(&listen, seed).map_err(Failure::Problem).map(|()| true),
         Command::Run(options) => {
             Interrupt::listen().map_err(Failure::from).and_then(|interrupt| run(&options, &interrupt))
         }

@@ -4,8 +4,8 @@
 //! disappear, come back, and hang in between. [`Trouble::heal`] ends the trouble, whatever the last
 //! step was.
 
+use crate::byzantine::MOODS;
 use crate::lender::{Lender, Who};
-use crate::liar::MOODS;
 use crate::probe::now_ms;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -208,7 +208,7 @@ impl Trouble {
                 // A short round must meet lies about pages, a longer one all moods.
                 let mood = self.liars * 3 % MOODS;
                 self.liars += 1;
-                lender.run(Who::Liar(self.random.u64(..u64::MAX / MOODS) * MOODS + mood))?;
+                lender.run(Who::Byzantine(self.random.u64(..u64::MAX / MOODS) * MOODS + mood))?;
                 self.random.u64(2000..6000)
             }
         })

@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::file::{FileModel, UNITS};
 use crate::machine::{Doing, Machine, Task};
-use crate::truth::EOF;
+use crate::oracle::EOF;
 use borrower::Writers;
 
 /// A slow external write: its file has new times before it has new bytes

@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::file::{Below, Cached, FileModel, Inode, UNIT_BYTES, UNITS, encode};
 use crate::kind::Kind;
 use crate::machine::{Doing, Machine, Task, Wrong};
-use crate::truth::{EOF, Time};
+use crate::oracle::{EOF, Time};
 use borrower::Change;
 use borrower::core::{Changing, Outcome};
 

@@ -1,7 +1,7 @@
 //! [`Context`]: the state that all machines share. [`Tally`]: counts of their operations.
 
-use crate::truth::Time;
-use crate::weather::Weather;
+use crate::oracle::Time;
+use crate::rates::Rates;
 use fastrand::Rng;
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ pub struct Context {
     /// The only source of random numbers.
     pub random: Rng,
     /// The rates of events.
-    pub weather: Weather,
+    pub weather: Rates,
     /// The virtual time.
     pub now: Time,
     /// The trace, if it is wanted.
@@ -27,7 +27,7 @@ pub struct Context {
 impl Context {
     /// Returns a context at time 0.
     pub fn new(mut random: Rng, trace: bool) -> Context {
-        let weather = Weather::draw(&mut random);
+        let weather = Rates::draw(&mut random);
         let trace = trace.then(Vec::new);
         Context { random, weather, now: 1, trace, tally: Tally::default(), machine: 0, numbers: 0 }
     }

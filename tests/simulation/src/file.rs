@@ -1,6 +1,6 @@
 //! One file: the backing file, the kernel's cache of it, and the mount's state of it.
 
-use crate::truth::{EOF, Time, Truth};
+use crate::oracle::{EOF, Oracle, Time};
 use borrower::{File, FileIdentity, Left, Stamp};
 use page::PAGE_SIZE;
 use std::sync::Arc;
@@ -196,7 +196,7 @@ pub struct FileModel {
     /// The kernel's state of it.
     pub inode: Option<Inode>,
     /// The values that reads may return.
-    pub truth: Truth,
+    pub truth: Oracle,
     /// The task that holds the mount's lock for changes of it.
     pub changing: Option<u64>,
     /// The pages that wait to be dropped.
@@ -223,7 +223,7 @@ impl FileModel {
         let seen: Vec<u64> = (0..below.units.len()).map(|unit| below.read(unit)).collect();
         FileModel {
             identity,
-            truth: Truth::new(&seen, now),
+            truth: Oracle::new(&seen, now),
             below,
             inode: None,
             changing: None,

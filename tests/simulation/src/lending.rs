@@ -2,7 +2,7 @@
 //! parts between it and the borrower's logic: sessions, lies, and messages that are delayed, lost
 //! or truncated.
 
-use crate::weather::Weather;
+use crate::rates::Rates;
 use borrower::put::buffers::Batch;
 use borrower::read::state::PageResult;
 use fastrand::Rng;
@@ -136,7 +136,7 @@ impl Lender {
     }
 
     /// The next message on a main connection arrives.
-    pub fn receive(&mut self, link: &mut Link, weather: &Weather, random: &mut Rng) {
+    pub fn receive(&mut self, link: &mut Link, weather: &Rates, random: &mut Rng) {
         let Some((session, told)) = link.told.pop_front() else { return };
         let Some(owner) = self.owners.get(&session).copied().filter(|_| self.alive) else { return };
         match told {
@@ -165,7 +165,7 @@ impl Lender {
     }
 
     /// Answers a request.
-    pub fn answer(&mut self, asked: &Asked, weather: &Weather, random: &mut Rng) -> Answer {
+    pub fn answer(&mut self, asked: &Asked, weather: &Rates, random: &mut Rng) -> Answer {
         let mut answer = Answer { got: Vec::new(), pages: Vec::new(), cut: weather.cuts(random) };
         let owner = self.owners.get(&asked.session).copied().filter(|_| self.alive);
         for wire_key in &asked.keys {

@@ -22,17 +22,17 @@ mod kind;
 mod lending;
 mod machine;
 mod opening;
+mod oracle;
+mod rates;
 mod reading;
 mod together;
-mod truth;
-mod weather;
 
 use context::Context;
 pub use context::Tally;
 use fastrand::Rng;
 use lending::Lender;
 use machine::Machine;
-pub use weather::Weather;
+pub use rates::Rates;
 
 /// The number of lines of the trace that are printed for a failed run.
 const TRACE_LINES: usize = 1000;
@@ -47,7 +47,7 @@ pub struct Failure {
     /// The wrong value that was read.
     pub what: String,
     /// How often what happens in it.
-    pub weather: Weather,
+    pub weather: Rates,
     /// The last things that happened before.
     pub trace: Vec<String>,
 }

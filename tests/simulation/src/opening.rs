@@ -4,7 +4,7 @@
 use crate::context::Context;
 use crate::file::{Invalidation, UNIT_BYTES, UNITS};
 use crate::machine::{Doing, Machine, Task};
-use crate::truth::Time;
+use crate::oracle::Time;
 use borrower::Writers;
 
 /// An open by an application.

@@ -5,8 +5,8 @@
 use crate::context::Context;
 use crate::file::{Cached, UNIT_BYTES, UNITS, decode};
 use crate::machine::{Machine, Task, Wrong};
+use crate::oracle::EOF;
 use crate::together::{Asking, Heard};
-use crate::truth::EOF;
 use borrower::read::state::{Event, RacedRead, ReadState, Step};
 use page::{PAGE_SIZE, PageRange};
 

@@ -16,11 +16,11 @@ mod names;
 mod node;
 pub(crate) mod opened;
 pub(crate) mod overtaken;
+pub(crate) mod purge;
 mod restoring;
 mod room;
 pub(crate) mod stale;
 mod stat;
-pub(crate) mod sweep;
 mod table;
 
 pub(crate) use names::{Believed, Moved, Name};

@@ -8,7 +8,7 @@ use super::stale::Stale;
 use super::{Believed, device_of};
 use crate::backing::device::Device;
 use crate::kernel::beside::Marked;
-use crate::kernel::passing::Passing;
+use crate::kernel::passthrough::Passing;
 use crate::system::FileHandle;
 use crate::takeover::layout::node;
 use crate::takeover::memory::NodeSlot;

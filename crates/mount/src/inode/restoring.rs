@@ -9,7 +9,7 @@ use crate::inode::opened::Newest;
 use crate::inode::overtaken::OvertakenWrite;
 use crate::inode::stale::Stale;
 use crate::kernel::beside::Marked;
-use crate::kernel::passing::{Connection, Passing};
+use crate::kernel::passthrough::{Connection, Passing};
 use crate::system::FileHandle;
 use crate::takeover::Keep;
 use crate::takeover::channel::Held;

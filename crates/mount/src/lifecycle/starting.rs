@@ -1,16 +1,16 @@
 //! Making a mount: the checks before, the mounting, and the first daemon that serves it.
 
 use crate::backing::crossing::{self, Crossing};
-use crate::backing::ledger::Ledger;
+use crate::backing::dirty_ranges::DirtyRanges;
 use crate::filesystem::Passthrough;
 use crate::inode::descriptors::Descriptors;
 use crate::inode::handle::Handles;
+use crate::inode::purge::Sweep;
 use crate::inode::stale::SentBack;
-use crate::inode::sweep::Sweep;
 use crate::inode::{Found, Inodes, stat};
 use crate::kernel::beside::Beside;
 use crate::kernel::invalidation::Invalidations;
-use crate::kernel::passing::Connection;
+use crate::kernel::passthrough::Connection;
 use crate::kernel::writeback::time_granularity_ns;
 use crate::lifecycle::config::{Config, WriteMode};
 use crate::lifecycle::error::Error;
@@ -19,13 +19,13 @@ use crate::lifecycle::running::{Mount, MountInfo, Source};
 use crate::lifecycle::status::Counters;
 use crate::lifecycle::workers::WORKERS_MAX;
 use crate::ops::credentials::{self, Privilege};
-use crate::ops::lookers::Lookers;
+use crate::ops::readdirplus::Lookers;
 use crate::ops::xattr::has_lists;
 use crate::system;
 use crate::takeover::Keep;
 use crate::takeover::channel::{Channel, Held};
 use crate::takeover::memory::{Header, Memory};
-use crate::takeover::resent::Resent;
+use crate::takeover::replay::Resent;
 use borrower::Borrower;
 use fuse::abi::init;
 use fuse::mounting::{self, Options};
@@ -353,7 +353,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         keep,
         resent: Resent::default(),
         borrower,
-        ledger: Ledger::new(config),
+        ledger: DirtyRanges::new(config),
         invalidations: Invalidations::new(config.threads.max(WORKERS_MAX), &session),
         sweep: Sweep::default(),
         lookers: Lookers::default(),

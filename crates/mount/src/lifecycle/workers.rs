@@ -11,7 +11,7 @@ use crate::lifecycle::running::{JANITOR, NOTIFIER, Shared};
 use crate::ops::credentials::prepare_thread;
 use crate::system::thread_id;
 use crate::takeover::channel::Held;
-use crate::takeover::resent;
+use crate::takeover::replay;
 use fuse::{Demand, Served, Worker};
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
@@ -112,7 +112,7 @@ fn start_worker(shared: &Arc<Shared>, worker: Worker) -> io::Result<()> {
 impl Shared {
     fn work(&self, mut worker: Worker) {
         let thread = thread_id();
-        resent::prepare_thread(&self.filesystem.keep.memory);
+        replay::prepare_thread(&self.filesystem.keep.memory);
         let _own_thread = self.filesystem.beside.own_thread();
         self.workers.lock().threads.push((thread, worker.reading().clone()));
         if let Err(error) = prepare_thread(self.filesystem.privilege) {
@@ -136,7 +136,7 @@ impl Shared {
 
     /// Handles postponed requests again.
     fn try_again(&self) {
-        resent::prepare_thread(&self.filesystem.keep.memory);
+        replay::prepare_thread(&self.filesystem.keep.memory);
         let _own_thread = self.filesystem.beside.own_thread();
         let tried = prepare_thread(self.filesystem.privilege).map_err(io::Error::from);
         if let Err(error) = tried.and_then(|()| self.session.try_again(&self.filesystem)) {

@@ -24,7 +24,7 @@ use crate::lifecycle::config::WriteMode;
 use crate::ops::change::Outcome;
 use crate::ops::credentials::Caller;
 use crate::system::{ProcPath, errno, open_at_once};
-use crate::takeover::resent::Attempt;
+use crate::takeover::replay::Attempt;
 use borrower::{Change, Overtaken, Stamp};
 use fuse::{Errno, abi};
 use page::PAGE_SIZE;

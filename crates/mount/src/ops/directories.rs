@@ -3,7 +3,7 @@
 
 use crate::filesystem::Passthrough;
 use crate::inode::handle::OpenDirectory;
-use crate::takeover::resent::Attempt;
+use crate::takeover::replay::Attempt;
 use fuse::{Errno, Reply, abi};
 use parking_lot::Mutex;
 use rustix::fd::OwnedFd;

@@ -3,7 +3,7 @@
 use super::closed;
 use super::credentials::{Caller, Creator};
 use crate::filesystem::Passthrough;
-use crate::takeover::resent::Attempt;
+use crate::takeover::replay::Attempt;
 use fuse::{Errno, Operation, Reply, Request, abi};
 
 impl Passthrough {

@@ -16,7 +16,7 @@ use crate::inode::stale;
 use crate::inode::{Believed, Found, Inode, Moved, Name, STATX_MASK, device_of, stat};
 use crate::ops::credentials::{Acting, Creator, Privilege};
 use crate::system::ProcPath;
-use crate::takeover::resent::Attempt;
+use crate::takeover::replay::Attempt;
 use fuse::{Errno, abi};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, openat, statx};

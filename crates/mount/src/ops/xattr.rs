@@ -4,7 +4,7 @@
 use crate::filesystem::Passthrough;
 use crate::ops::credentials::{Caller, WithoutFsetid};
 use crate::system::ProcPath;
-use crate::takeover::resent::Attempt;
+use crate::takeover::replay::Attempt;
 use fuse::{Errno, abi};
 use rustix::fd::AsFd;
 use rustix::fs::XattrFlags;

@@ -8,7 +8,7 @@
 //! - `keep`: the interface of both for the rest of the daemon.
 //! - [`given`]: the descriptors that a successor gets.
 //! - `restore`: a successor takes over.
-//! - `resent`: requests that the kernel sends again are executed once.
+//! - `replay`: requests that the kernel sends again are executed once.
 //!
 //! The supervisor is a process that only holds descriptors; `pumapool` starts it. A mount without
 //! one works, too, and dies with its daemon. This module must never make a system call for a
@@ -20,7 +20,7 @@ mod keep;
 pub mod layout;
 pub(crate) mod memory;
 mod outbox;
-pub(crate) mod resent;
+pub(crate) mod replay;
 mod restore;
 
 pub(crate) use keep::Keep;

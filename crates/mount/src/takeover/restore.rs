@@ -7,16 +7,16 @@
 //! because the drop sends dirty pages to them.
 
 use crate::backing::crossing::Crossing;
-use crate::backing::ledger::Ledger;
+use crate::backing::dirty_ranges::DirtyRanges;
 use crate::filesystem::Passthrough;
 use crate::inode::Inodes;
 use crate::inode::handle::Handles;
 use crate::inode::opened::Opened;
+use crate::inode::purge::Sweep;
 use crate::inode::stale::SentBack;
-use crate::inode::sweep::Sweep;
 use crate::kernel::beside::Beside;
 use crate::kernel::invalidation::Invalidations;
-use crate::kernel::passing::Connection;
+use crate::kernel::passthrough::Connection;
 use crate::lifecycle::config::{Config, WriteMode};
 use crate::lifecycle::error::Error;
 use crate::lifecycle::running::{Mount, MountInfo};
@@ -24,14 +24,14 @@ use crate::lifecycle::starting::{THREADS_MIN, descriptors, failed, raise_limits}
 use crate::lifecycle::status::Counters;
 use crate::lifecycle::workers::WORKERS_MAX;
 use crate::ops::credentials::Privilege;
-use crate::ops::lookers::Lookers;
+use crate::ops::readdirplus::Lookers;
 use crate::system::ProcPath;
 use crate::takeover::Keep;
 use crate::takeover::channel::{Channel, Held};
 use crate::takeover::given::Given;
 use crate::takeover::layout::{self, State};
 use crate::takeover::memory::Memory;
-use crate::takeover::resent::Resent;
+use crate::takeover::replay::Resent;
 use borrower::Borrower;
 use fuse::abi::init;
 use fuse::{Negotiated, Session};
@@ -157,7 +157,7 @@ fn restore(
         connection,
         resent,
         borrower,
-        ledger: Ledger::new(config),
+        ledger: DirtyRanges::new(config),
         invalidations,
         sweep: Sweep::default(),
         lookers: Lookers::default(),

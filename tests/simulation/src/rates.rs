@@ -16,7 +16,7 @@ pub enum Writeback {
 
 /// Rates, each per 1,000 or per 10,000, as the field says.
 #[derive(Clone, Debug)]
-pub struct Weather {
+pub struct Rates {
     /// Of 1,000 new operations: buffered writes.
     pub writes: u32,
     /// Stores through a mapping.
@@ -80,26 +80,26 @@ pub struct Weather {
     pub file_pages: u64,
 }
 
-impl Weather {
+impl Rates {
     /// Draws the rates. A third of the draws is calm: one machine with one small file, and no
     /// failures. Several rules matter only if some steps follow each other on the same page, which
     /// failures and takeovers mostly interrupt.
-    pub fn draw(random: &mut Rng) -> Weather {
+    pub fn draw(random: &mut Rng) -> Rates {
         let is_calm = random.u32(0..3) == 0;
-        let drawn = Weather::any(random);
+        let drawn = Rates::any(random);
         if !is_calm {
             return drawn;
         }
         let file_pages = drawn.file_pages.min(3);
         let (machines, files, guests) = (1, 1, false);
         let (crashes, losses, kills, forgets, lies, cuts) = (0, 0, 0, 0, 0, 0);
-        Weather { machines, files, guests, crashes, losses, kills, forgets, lies, cuts, file_pages, ..drawn }
+        Rates { machines, files, guests, crashes, losses, kills, forgets, lies, cuts, file_pages, ..drawn }
     }
 
-    fn any(random: &mut Rng) -> Weather {
+    fn any(random: &mut Rng) -> Rates {
         let few_pages = random.bool();
         let mut some = |share: u32, most: u32| if random.u32(0..100) < share { random.u32(1..=most) } else { 0 };
-        Weather {
+        Rates {
             writes: some(85, 400),
             stores: some(60, 250),
             others: some(70, 200),

@@ -8,7 +8,7 @@
 
 use crate::connection::Connection;
 use crate::entry::Entry;
-use crate::hub::{Member, SEND_LIMIT};
+use crate::event_loop::{Member, SEND_LIMIT};
 use crate::sessions::Refusal;
 use crate::shared::Shared;
 use std::net::Shutdown;

@@ -8,14 +8,14 @@ use wire::secure::{Channel, Security};
 use wire::{Header, PutItem, WireKey};
 use zerocopy::IntoBytes;
 
-fn hub() -> Hub {
+fn hub() -> EventLoop {
     let mut store = Store::new(1000).unwrap();
     store.set_headroom_pages(1000);
-    Hub::new(&Arc::new(Shared::new(store, Duration::ZERO, Security::Trusting).unwrap())).unwrap()
+    EventLoop::new(&Arc::new(Shared::new(store, Duration::ZERO, Security::Trusting).unwrap())).unwrap()
 }
 
 /// The far end of a main connection that the event loop has under the next number.
-fn connect(hub: &mut Hub, name: Name) -> UnixStream {
+fn connect(hub: &mut EventLoop, name: Name) -> UnixStream {
     let (near, far) = UnixStream::pair().unwrap();
     far.set_nonblocking(true).unwrap();
     let stream = Arc::new(Stream::Unix(near));
@@ -27,7 +27,7 @@ fn connect(hub: &mut Hub, name: Name) -> UnixStream {
     far
 }
 
-fn serve(hub: &mut Hub, number: usize, now: Instant) {
+fn serve(hub: &mut EventLoop, number: usize, now: Instant) {
     hub.act(number, |member, scratch| member.on_event(EventFlags::IN, now, scratch));
 }
 
@@ -149,7 +149,7 @@ fn half_a_put_holds_slots_only_as_long_as_its_connection() {
     let now = Instant::now();
     far.write_all(&put(40)[..100_000]).unwrap();
     serve(&mut hub, 0, now);
-    let pages = |hub: &Hub| {
+    let pages = |hub: &EventLoop| {
         let store = hub.shared.store.lock();
         (store.reserved_pages(), store.stored_pages(), store.warm_pages())
     };

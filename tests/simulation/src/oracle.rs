@@ -33,17 +33,17 @@ struct Unit {
 
 /// The values that may be read.
 #[derive(Debug)]
-pub struct Truth {
+pub struct Oracle {
     units: Vec<Unit>,
     /// The time when the latest answered open began.
     opened: Time,
 }
 
-impl Truth {
+impl Oracle {
     /// Returns a file of these units.
-    pub fn new(units: &[u64], now: Time) -> Truth {
+    pub fn new(units: &[u64], now: Time) -> Oracle {
         let units = units.iter().map(|unit| Unit { current: *unit, others: Vec::new() }).collect();
-        Truth { units, opened: now }
+        Oracle { units, opened: now }
     }
 
     /// Returns the state that a read must store at its beginning: it decides which external changes
@@ -58,7 +58,7 @@ impl Truth {
     }
 
     /// Returns whether a read may return that value. The read began at `from`, when
-    /// [`Truth::opened`] was `opened`.
+    /// [`Oracle::opened`] was `opened`.
     pub fn accepts(&self, unit: usize, value: u64, from: Time, opened: Time) -> bool {
         let unit = &self.units[unit];
         unit.current == value

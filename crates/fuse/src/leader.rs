@@ -54,7 +54,7 @@ const ONE: u64 = 0b1000;
 
 /// The turn of one session, and the workers that wait for it.
 #[derive(Default)]
-pub(crate) struct Turns {
+pub(crate) struct Leader {
     word: AtomicU64,
     /// The spin budgets of a worker that waits for a request; and of one that waits for a request
     /// or another event.
@@ -67,7 +67,7 @@ pub(crate) struct Turns {
     pub(crate) called: Condvar,
     /// For the watcher.
     passed: Condvar,
-    /// For [`Turns::demand`].
+    /// For [`Leader::demand`].
     pub(crate) short: Condvar,
     /// The number of requests that were read without the turn.
     read_without: AtomicU64,
@@ -84,7 +84,7 @@ pub(crate) struct Waiting {
 thread_local! {
     /// The turns and the device of this thread's worker, and its turn while no other worker has
     /// taken it.
-    static OWN: RefCell<Option<(Arc<Turns>, Arc<OwnedFd>)>> = const { RefCell::new(None) };
+    static OWN: RefCell<Option<(Arc<Leader>, Arc<OwnedFd>)>> = const { RefCell::new(None) };
     static TURN: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -143,10 +143,10 @@ fn is_quiet(device: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&now)) == Ok(0)
 }
 
-impl Turns {
+impl Leader {
     /// Returns a free turn, for the first worker that comes.
-    pub(crate) fn new() -> Turns {
-        Turns { word: AtomicU64::new(FREE), ..Turns::default() }
+    pub(crate) fn new() -> Leader {
+        Leader { word: AtomicU64::new(FREE), ..Leader::default() }
     }
 
     /// Waits for the turn. Returns None if this worker is not needed, and should end.
@@ -279,14 +279,14 @@ impl Turns {
 
 /// A worker's place among those of its session. When dropped, it gives up the turn.
 pub(crate) struct Place {
-    turns: Arc<Turns>,
+    turns: Arc<Leader>,
     device: Arc<OwnedFd>,
     turn: Option<u64>,
 }
 
 impl Place {
     /// Returns the place of this thread, which reads from that device.
-    pub(crate) fn new(turns: &Arc<Turns>, device: &Arc<OwnedFd>) -> Place {
+    pub(crate) fn new(turns: &Arc<Leader>, device: &Arc<OwnedFd>) -> Place {
         OWN.set(Some((turns.clone(), device.clone())));
         turns.waiting.lock().workers.serving += 1;
         Place { turns: turns.clone(), device: device.clone(), turn: None }
@@ -396,7 +396,7 @@ mod tests {
 
         /// Returns by how many different threads the requests were handled.
         fn serve(self: &Arc<Kernel>, workers: usize) -> thread::JoinHandle<usize> {
-            let turns = Arc::new(Turns::new());
+            let turns = Arc::new(Leader::new());
             let serve = {
                 let kernel = self.clone();
                 move || {
@@ -464,7 +464,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_something_else_hears_of_requests() {
-        let (turns, device, other) = (Arc::new(Turns::new()), device(), device());
+        let (turns, device, other) = (Arc::new(Leader::new()), device(), device());
         let wait = |limit_ms| wait_beside(other.as_fd(), Duration::from_millis(limit_ms));
         assert!(!wait(60_000), "a worker without the turn does not wait");
         let mut place = Place::new(&turns, &device);
@@ -490,7 +490,7 @@ mod tests {
 
     #[test]
     fn the_turn_of_one_who_is_gone_is_free() {
-        let turns = Arc::new(Turns::new());
+        let turns = Arc::new(Leader::new());
         for _ in 0..2 {
             let turns = turns.clone();
             let worker = thread::spawn(move || {

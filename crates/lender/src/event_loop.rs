@@ -17,7 +17,7 @@
 
 use crate::connection::Connection;
 use crate::entry::Entry;
-use crate::greeting::note_end;
+use crate::handshake::note_end;
 use crate::receipt::Receipt;
 use crate::shared::Shared;
 use rustix::buffer::spare_capacity;
@@ -79,7 +79,7 @@ const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 const INBOX: u64 = u64::MAX;
 
 /// All event loops of a lender.
-pub struct Hubs {
+pub struct EventLoops {
     gets: Vec<Arc<Inbox>>,
     mains: Vec<Arc<Inbox>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -96,14 +96,14 @@ struct Inbox {
     ends: AtomicBool,
 }
 
-impl Hubs {
+impl EventLoops {
     /// Starts the event loops.
-    pub fn start(shared: &Arc<Shared>) -> io::Result<Hubs> {
-        let mut hubs = Hubs { gets: Vec::new(), mains: Vec::new(), threads: Mutex::default() };
+    pub fn start(shared: &Arc<Shared>) -> io::Result<EventLoops> {
+        let mut hubs = EventLoops { gets: Vec::new(), mains: Vec::new(), threads: Mutex::default() };
         let processors = thread::available_parallelism().map_or(1, usize::from);
         for _ in 0..(processors / 2).clamp(1, HUBS_MAX) {
             for (name, inboxes) in [("lender-gets", &mut hubs.gets), ("lender-mains", &mut hubs.mains)] {
-                let hub = Hub::new(shared)?;
+                let hub = EventLoop::new(shared)?;
                 let inbox = Arc::clone(&hub.inbox);
                 hubs.threads.lock().push(thread::Builder::new().name(name.into()).spawn(move || {
                     confine(Work::Serving, confined::NOTHING);
@@ -140,7 +140,7 @@ impl Hubs {
     }
 }
 
-impl Drop for Hubs {
+impl Drop for EventLoops {
     fn drop(&mut self) {
         self.end();
     }
@@ -172,7 +172,7 @@ pub struct Member {
     idle_at: Instant,
     /// The events that the epoll reports.
     armed: EventFlags,
-    /// Whether it is in [`Hub::ready`].
+    /// Whether it is in [`EventLoop::ready`].
     queued: bool,
     entry: Entry,
 }
@@ -410,7 +410,7 @@ impl Member {
 }
 
 /// One of the threads.
-pub struct Hub {
+pub struct EventLoop {
     shared: Arc<Shared>,
     inbox: Arc<Inbox>,
     epoll: OwnedFd,
@@ -427,13 +427,13 @@ pub struct Hub {
     next_due: Option<Instant>,
 }
 
-impl Hub {
-    fn new(shared: &Arc<Shared>) -> io::Result<Hub> {
+impl EventLoop {
+    fn new(shared: &Arc<Shared>) -> io::Result<EventLoop> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &event, EventData::new_u64(INBOX), EventFlags::IN)?;
         let (count, ends) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Ok(Hub {
+        Ok(EventLoop {
             shared: Arc::clone(shared),
             inbox: Arc::new(Inbox { arrived: Mutex::default(), event, count, ends }),
             epoll,
@@ -449,7 +449,7 @@ impl Hub {
 
     /// Serves one connection in this thread until it ends.
     pub fn serve_alone(shared: &Arc<Shared>, member: Member) -> io::Result<()> {
-        let mut hub = Hub::new(shared)?;
+        let mut hub = EventLoop::new(shared)?;
         hub.inbox.ends.store(true, Ordering::Release);
         hub.inbox.count.store(1, Ordering::Relaxed);
         hub.adopt(member);

@@ -117,18 +117,18 @@ impl State {
 }
 
 /// The written ranges of all files.
-pub(crate) struct Ledger {
+pub(crate) struct DirtyRanges {
     state: Mutex<State>,
     wake: Condvar,
     linger: Duration,
     bytes_hurry: u64,
 }
 
-impl Ledger {
+impl DirtyRanges {
     /// Creates an empty ledger.
-    pub(crate) fn new(config: &Config) -> Ledger {
+    pub(crate) fn new(config: &Config) -> DirtyRanges {
         let (linger, bytes_hurry) = (config.written_linger, config.written_bytes.min(BYTES_MAX / 2));
-        Ledger { state: Mutex::default(), wake: Condvar::new(), linger, bytes_hurry }
+        DirtyRanges { state: Mutex::default(), wake: Condvar::new(), linger, bytes_hurry }
     }
 
     /// Records that bytes `start..end` were written through `fd`.
@@ -190,13 +190,13 @@ impl Ledger {
         (state.files.len(), state.bytes)
     }
 
-    /// Ends [`Ledger::tend`], after it has dropped everything.
+    /// Ends [`DirtyRanges::tend`], after it has dropped everything.
     pub(crate) fn close(&self) {
         self.state.lock().closing = true;
         self.wake.notify_all();
     }
 
-    /// The janitor's work. Returns after [`Ledger::close`].
+    /// The janitor's work. Returns after [`DirtyRanges::close`].
     pub(crate) fn tend(&self, inodes: &Inodes) {
         let mut state = self.state.lock();
         loop {

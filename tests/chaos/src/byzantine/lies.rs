@@ -42,18 +42,18 @@ pub enum Answer {
 }
 
 /// A byzantine lender on one connection.
-pub struct Liar {
+pub struct Byzantine {
     random: fastrand::Rng,
     about_pages: bool,
     about_frames: bool,
 }
 
-impl Liar {
+impl Byzantine {
     /// For a lender with that seed, on its connection with that number. The seed determines whether
     /// all its connections lie about pages or frames.
-    pub fn new(seed: u64, connection: u64) -> Liar {
+    pub fn new(seed: u64, connection: u64) -> Byzantine {
         let mood = seed % MOODS;
-        Liar {
+        Byzantine {
             random: fastrand::Rng::with_seed(seed ^ connection << 32),
             about_pages: mood < 7,
             about_frames: mood >= 5,
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn lies_about_pages_are_well_formed() {
         let seed = (0..).find(|seed| fastrand::Rng::with_seed(*seed).u32(..10) < 5).unwrap();
-        let (mut liar, mut hoard) = (Liar::new(seed, 1), Hoard::default());
+        let (mut liar, mut hoard) = (Byzantine::new(seed, 1), Hoard::default());
         let key = |index, version| WireKey::new(PageId { file: FileKey(1), index }, Version(version));
         for version in 1..=3 {
             for index in 0..64 {

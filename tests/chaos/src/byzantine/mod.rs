@@ -11,7 +11,7 @@ mod lies;
 
 use hoard::Hoard;
 pub use lies::MOODS;
-use lies::{Answer, Liar};
+use lies::{Answer, Byzantine};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener};
 use std::os::unix::net::UnixListener;
@@ -40,7 +40,7 @@ pub fn run(listen: &Address, seed: u64) -> Result<(), String> {
             connections.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        let (hoard, connections, liar) = (Arc::clone(&hoard), Arc::clone(&connections), Liar::new(seed, number));
+        let (hoard, connections, liar) = (Arc::clone(&hoard), Arc::clone(&connections), Byzantine::new(seed, number));
         std::thread::spawn(move || {
             // Any end of the connection is fine.
             let _ = serve(&stream, &hoard, liar);
@@ -75,7 +75,7 @@ fn ready(address: &str) {
 }
 
 /// Serves one connection, from its Hello to its end.
-fn serve(stream: &Stream, hoard: &Mutex<Hoard>, mut liar: Liar) -> io::Result<()> {
+fn serve(stream: &Stream, hoard: &Mutex<Hoard>, mut liar: Byzantine) -> io::Result<()> {
     stream.tune()?;
     loop {
         let mut header = Header::new_zeroed();
