@@ -9,7 +9,7 @@ use std::time::Instant;
 
 /// The time in seconds in which every broken rule must be detected. `PUMA_SECONDS` sets another
 /// one.
-const SECONDS: u64 = 600;
+const SECONDS: u64 = 1200;
 
 /// The seeds for kept rules, 20,000 steps each: the first one, and their number.
 const SEED_FIRST: u64 = 1;
