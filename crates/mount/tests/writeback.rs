@@ -187,12 +187,12 @@ fn a_quota_and_a_damaged_disk_are_named() {
             }
         };
         let (directory, below) = new_below();
-        let disk = FileSystem::btrfs_with_limit(&below, &images.path().join("btrfs"), DISK_BYTES);
+        let disk = FileSystem::btrfs_with_limit(&below, &images.path().join(format!("btrfs-{write:?}")), DISK_BYTES);
         let m = Mounted::over(directory, Some(disk), |config| config.write = write);
         let file = create(&m);
         assert_eq!(written(&file, 2 * DISK_BYTES as usize), Some(libc::EDQUOT));
 
-        let m = over_ext4(&images.path().join("ext4"), "-e remount-ro", write);
+        let m = over_ext4(&images.path().join(format!("ext4-{write:?}")), "-e remount-ro", write);
         let file = create(&m);
         assert_eq!(written(&file, FILE_BYTES / 4), None);
         FileSystem::damage(&m.below(""));

@@ -113,7 +113,7 @@ impl Lender {
                 command.arg("--trust-network").env_remove("PUMAPOOL_KEY_FILE");
             }
             Who::Byzantine(seed) => {
-                command.args(["liar", "--seed", &seed.to_string()]);
+                command.args(["byzantine", "--seed", &seed.to_string()]);
             }
         }
         command.args(["--listen", &self.address]);
