@@ -71,13 +71,12 @@ pub struct ReadBatch {
 impl ReadBatch {
     /// Empties the batch. Its READs must have ended.
     pub fn clear(&mut self) {
-        let readings = std::mem::take(&mut self.readings);
-        let (mut places, mut keys) = (std::mem::take(&mut self.places), std::mem::take(&mut self.keys));
-        let mut key_places = std::mem::take(&mut self.key_places);
-        places.clear();
-        keys.clear();
-        key_places.clear();
-        *self = ReadBatch { readings, places, keys, key_places, ..ReadBatch::default() };
+        self.places.clear();
+        self.keys.clear();
+        self.key_places.clear();
+        self.lender = None;
+        (self.asked, self.asked_pages) = (0, 0);
+        (self.answered, self.answered_pages) = (0, 0);
     }
 
     /// Returns the number of READs of the batch.
