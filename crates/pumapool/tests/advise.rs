@@ -140,14 +140,14 @@ fn is_advised_by_distance(found: &Value) -> bool {
     is_nearer
 }
 
-/// Share of the misses that the pool answers, once it is filled.
-fn measure(mount: &Mount) -> f64 {
-    let counts = || {
-        let status = mount.status();
-        let of = status.borrower;
-        (of.lender_pages + of.buffer_pages + of.zero_pages, of.below_pages)
-    };
+/// Share of the misses that the pool answers, once it is filled, over `misses` of them: as many as
+/// were watched, because what the page cache keeps of a mixture changes for a while.
+fn measure(mount: &Mount, misses: u64) -> f64 {
     let wait_for = |misses: u64| {
+        let counts = || {
+            let of = mount.status().borrower;
+            (of.lender_pages + of.buffer_pages + of.zero_pages, of.below_pages)
+        };
         let passed = || {
             let (remote, below) = counts();
             remote + below > misses
@@ -156,7 +156,7 @@ fn measure(mount: &Mount) -> f64 {
         counts()
     };
     let before = wait_for(2 * PAGES);
-    let after = wait_for(before.0 + before.1 + 2 * PAGES);
+    let after = wait_for(before.0 + before.1 + misses);
     let (remote, below) = (after.0 - before.0, after.1 - before.1);
     remote as f64 / (remote + below) as f64
 }
@@ -204,7 +204,8 @@ fn what_is_predicted_is_what_comes() {
         let options = ["--lender", &lender.address, "--filter", "on", "--passthrough", "off"];
         let mount = Mount::start(&source, &at, &options);
         let reader = read(workload, seed + 2, &at, &[&group]);
-        let measured = measure(&mount);
+        let misses = found["missed_pages"].as_u64().unwrap();
+        let measured = measure(&mount, misses.max(2 * PAGES));
         let curve = mount.status().curve;
         drop(reader);
         setup::umount(at.to_str().unwrap());
