@@ -147,19 +147,16 @@ gossip: deps
 interleavings: deps
 	$(INTERLEAVINGS) -- interleavings
 
-# Coverage-guided, with the stable compiler: the flags make it count what runs and tell what is
-# compared.
-TRIPLE := x86_64-unknown-linux-gnu
-COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
-	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
-	-Cllvm-args=-sanitizer-coverage-trace-compares
+# Coverage-guided, with the stable compiler. Only the crates of this workspace are built with
+# counters of what runs and what is compared; all others are those of the test programs.
 fuzz-program: test-deps
-	RUSTFLAGS='$(COVERAGE)' $(CARGO) build --profile fuzz --target $(TRIPLE) --target-dir target/fuzz \
-		-p fuzz --features libfuzzer --bin fuzz_target
+	RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/tests/fuzz/rustc-coverage $(CARGO) build --workspace \
+		--features fuzz/libfuzzer --bin fuzz_target
 
 fuzz: fuzz-program
-	$(CARGO) run -q -p fuzz --bin fuzz -- $(FUZZ)
+	$(CARGO) run -q --workspace --bin fuzz -- $(FUZZ)
 
+TRIPLE := x86_64-unknown-linux-gnu
 # The sanitizers are unstable options of the stable compiler. What they cannot see through (BPF,
 # other processes) is in the ordinary tests, as are loom's models, which are not of memory. The
 # thread sanitizer wants a standard library that was built with it, hence rust-src.
@@ -292,15 +289,16 @@ check-fast: deps
 	$(CARGO) clippy $(FAST) --all-targets -- -D warnings
 	$(CARGO) test $(FAST) --lib
 
-# These compile other code without debug assertions.
-RELEASED_OTHERWISE := -p borrower -p lender
+# These compile other code without debug assertions. (In the profile of all tests, so that nothing
+# else is checked twice.)
+WITHOUT_ASSERTIONS := $(foreach crate,borrower lender,-p $(crate) --config profile.dev.package.$(crate).debug-assertions=false)
 lint: deps
 	$(CARGO) fmt --all --check
 	packaging/book/check-bounds
 	python3 -m doctest packaging/prose/check.py
 	packaging/prose/check.py
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) check --release $(RELEASED_OTHERWISE)
+	$(CARGO) check $(WITHOUT_ASSERTIONS)
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items
 
 clean:

@@ -40,7 +40,7 @@ struct Options {
     #[arg(long)]
     keep: bool,
     /// The instrumented program.
-    #[arg(long, default_value = "target/fuzz/x86_64-unknown-linux-gnu/fuzz/fuzz_target")]
+    #[arg(long, default_value = "target/debug/fuzz_target")]
     program: PathBuf,
     /// The folder for found and failing inputs.
     #[arg(long, default_value = "target/fuzz/found")]

@@ -1,6 +1,7 @@
 //! The rates of events. Each seed draws its own rates, and leaves some events out altogether: rare
 //! orders of events come up when few other events happen.
 
+use borrower::catalog::rules::{Rule, keeps};
 use fastrand::Rng;
 
 /// The way in which the kernel writes back stores through mappings.
@@ -83,17 +84,52 @@ pub struct Rates {
 impl Rates {
     /// Draws the rates. A third of the draws is calm: one machine with one small file, and no
     /// failures. Several rules matter only if some steps follow each other on the same page, which
-    /// failures and takeovers mostly interrupt.
+    /// failures and takeovers mostly interrupt. If a rule is broken, the rates are those at which
+    /// it matters most.
     pub fn draw(random: &mut Rng) -> Rates {
         let is_calm = random.u32(0..3) == 0;
         let drawn = Rates::any(random);
-        if !is_calm {
-            return drawn;
+        if let Some(rule) = Rule::ALL.iter().find(|rule| !keeps(**rule)) {
+            return drawn.suited_to(*rule);
         }
-        let file_pages = drawn.file_pages.min(3);
+        if is_calm { drawn.calm() } else { drawn }
+    }
+
+    fn calm(self) -> Rates {
+        let file_pages = self.file_pages.min(3);
         let (machines, files, guests) = (1, 1, false);
         let (crashes, losses, kills, forgets, lies, cuts) = (0, 0, 0, 0, 0, 0);
-        Rates { machines, files, guests, crashes, losses, kills, forgets, lies, cuts, file_pages, ..drawn }
+        Rates { machines, files, guests, crashes, losses, kills, forgets, lies, cuts, file_pages, ..self }
+    }
+
+    /// The rates for a broken rule that other rates show only after some hundred million steps.
+    /// They are what runs with a wrong byte had in common.
+    fn suited_to(self, rule: Rule) -> Rates {
+        match rule {
+            // The daemon is killed while its lenders keep what they have.
+            Rule::TakenOver => {
+                let kills = self.kills.max(15);
+                Rates { machines: 1, guests: false, crashes: 0, losses: 0, lost_events: 0, kills, ..self }
+            }
+            // Changes take long, so that READs meet them.
+            Rule::Wait => Rates { stalls: self.stalls.max(800), writes: self.writes.max(200), ..self.calm() },
+            // Few operations at once: others would cover the rest of the page.
+            Rule::Whole => Rates { drops: 0, tasks_max: 3, writes: self.writes.max(150), ..self.calm() },
+            Rule::End => Rates { evictions: self.evictions.max(250), ..self.calm() },
+            // A store behind the end is written back; then a write leaves a gap, and the page is
+            // evicted before it is dropped.
+            Rule::Gap => Rates {
+                writes: 10 + self.writes % 50,
+                stores: 200,
+                others: 0,
+                drops: 0,
+                beside: 0,
+                slow_drops: self.slow_drops.max(500),
+                writeback: Writeback::Temporary,
+                ..self.calm()
+            },
+            _ => self,
+        }
     }
 
     fn any(random: &mut Rng) -> Rates {
