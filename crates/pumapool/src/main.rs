@@ -6,6 +6,7 @@ mod cli;
 mod commands;
 mod config;
 mod daemon;
+mod log;
 mod metrics;
 mod supervisor;
 
@@ -16,7 +17,6 @@ use commands::{
     advise, doctor, generate, host_cache, join, key, lend, mount, numa, role, status, top, umount, upgrade,
 };
 use config::{CommandLine, Merged};
-use daemon::log;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
@@ -82,7 +82,7 @@ enum Command {
     Key(key::Options),
     /// Check configuration files.
     #[serde(skip)]
-    Config(config::Options),
+    Config(commands::config::Options),
     /// Show the state of the lenders and mounts of this machine.
     #[serde(skip)]
     Status(status::Options),
@@ -91,7 +91,7 @@ enum Command {
     Top(top::Options),
     /// Print or serve the metrics of all daemons of this machine, for Prometheus.
     #[serde(skip)]
-    Metrics(metrics::Options),
+    Metrics(commands::metrics::Options),
     /// Check what this kernel and your rights allow, and say how to get the rest.
     #[serde(skip)]
     Doctor(doctor::Options),
@@ -169,10 +169,10 @@ fn run(cli: Cli, failure: u8) -> ExitCode {
         Command::Umount(options) => umount::run(&options),
         Command::Upgrade(options) => upgrade::run(&options),
         Command::Key(options) => key::run(&options),
-        Command::Config(options) => config::run(&options, &Cli::built()),
+        Command::Config(options) => commands::config::run(&options, &Cli::built()),
         Command::Status(options) => status::run(&options),
         Command::Top(options) => top::run(&options),
-        Command::Metrics(options) => metrics::run(&options),
+        Command::Metrics(options) => commands::metrics::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Generate(options) => generate::run(&options, &Cli::command()),
     };

@@ -5,3 +5,4 @@ pub mod addresses;
 pub mod exit;
 pub mod mount_helper;
 pub mod size;
+pub mod written;

@@ -1,8 +1,8 @@
 //! `pumapool host-cache`: a host's page cache stores pages that its guests evict.
 
+use crate::cli::written;
 use crate::cli::{addresses, size};
 use crate::commands::mount::{self, Policies};
-use crate::config::written;
 use crate::daemon::{self, Daemon, reported, security};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};

@@ -6,9 +6,9 @@
 //!
 //! A mount must never count as not borrowing before it has confirmed this.
 
+use crate::cli::written;
 use crate::commands::{mount, umount};
 use crate::config;
-use crate::config::written;
 use crate::daemon::control;
 use anyhow::{Context, Result, bail};
 use report::{Borrowing, Listed, NodeMount, NodeMountState, Reply};

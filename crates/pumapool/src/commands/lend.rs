@@ -1,7 +1,8 @@
 //! `pumapool lend`: the lender.
 
+use crate::cli::written;
 use crate::cli::{addresses, size};
-use crate::config::{self, Changeable, written};
+use crate::config::{self, Changeable};
 use crate::daemon::{self, Daemon, confine, control, pool, reported, security};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};

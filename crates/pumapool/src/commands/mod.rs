@@ -1,6 +1,7 @@
 //! The commands: one file or folder each, a thin layer over the crate that does the work.
 
 pub mod advise;
+pub mod config;
 pub mod doctor;
 pub mod generate;
 pub mod host_cache;
@@ -8,6 +9,7 @@ pub mod join;
 pub mod joined;
 pub mod key;
 pub mod lend;
+pub mod metrics;
 pub mod mount;
 pub mod numa;
 pub mod picture;

@@ -61,7 +61,7 @@ pub fn each(act: impl Fn(&Path) -> Result<()>) -> Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     for mount in mounts {
         if let Err(error) = act(Path::new(&mount.status.mountpoint)) {
-            crate::daemon::log::complain(&error);
+            crate::log::complain(&error);
             code = ExitCode::FAILURE;
         }
     }

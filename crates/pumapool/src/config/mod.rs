@@ -1,5 +1,4 @@
-//! The options of a process, from its command line, its environment and a file (`--config FILE`);
-//! and `pumapool config check`.
+//! The options of a process, from its command line, its environment and a file (`--config FILE`).
 //!
 //! The three are merged once ([`begin`]): the file is turned into arguments ([`file`]), and clap
 //! parses these together with the command line. Some processes carry on the work of this one: the
@@ -15,11 +14,9 @@
 //! instead. A file that has become invalid must not end a mount.
 
 pub mod file;
-pub mod written;
 
-use crate::cli::exit;
-use crate::daemon::log;
-use crate::supervisor::keeper;
+use crate::cli::{exit, written};
+use crate::log;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind as Kind;
 use file::{ConfigFile, Said};
@@ -31,10 +28,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::OnceLock;
 
 /// The descriptor of the [`Settings`] that another process of ours has passed to this one.
@@ -47,6 +43,10 @@ const SETTINGS_NAME: &str = "puma-settings";
 /// Limit on the settings, in bytes: a configuration file with each byte escaped, and the options.
 const SETTINGS_BYTES_MAX: usize = 1 << 20;
 
+/// The inherited descriptors of a daemon that a supervisor has started
+/// ([`crate::supervisor::kept`]). Other processes do not have this variable.
+pub const INHERITED: &str = "PUMAPOOL_KEPT";
+
 /// The text of the configuration that a supervisor of an older revision passes to its daemon,
 /// instead of the present content of the file.
 pub const TEXT: &str = "PUMAPOOL_CONFIG_TEXT";
@@ -54,31 +54,6 @@ pub const TEXT: &str = "PUMAPOOL_CONFIG_TEXT";
 /// Limit on a configuration file, in bytes: it must fit into an environment variable, for which
 /// Linux allows 128 KiB.
 const CONFIG_BYTES_MAX: u64 = 64 << 10;
-
-/// Options of `config`.
-#[derive(clap::Args)]
-pub struct Options {
-    #[command(subcommand)]
-    what: What,
-}
-
-#[derive(clap::Subcommand)]
-enum What {
-    /// Check a configuration file, and exit with an error if it is wrong.
-    Check(CheckOptions),
-}
-
-/// Options of `config check`.
-#[derive(clap::Args)]
-pub struct CheckOptions {
-    /// The file.
-    file: PathBuf,
-
-    /// Command that reads the file, such as `lend` or `host-cache guest` [default: the value of
-    /// `command` in the file].
-    #[arg(long, value_name = "COMMAND")]
-    command: Option<String>,
-}
 
 /// Merged options: the log filter and a command, independent of the list of commands.
 #[derive(Clone, Serialize, Deserialize)]
@@ -209,7 +184,7 @@ impl Changeable {
 pub fn begin<C: CommandLine>(given: Vec<OsString>, for_mount: bool) -> Result<C> {
     let root = C::built();
     let path = file::named(&given).map(std::path::absolute).transpose().context("--config")?;
-    let kept = std::env::var(TEXT).ok().filter(|_| std::env::var_os(keeper::INHERITED).is_some());
+    let kept = std::env::var(TEXT).ok().filter(|_| std::env::var_os(INHERITED).is_some());
     let text = match (&path, kept) {
         (Some(_), Some(text)) => Some(text),
         (Some(path), None) => Some(read(path)?),
@@ -431,7 +406,8 @@ fn commands(root: &clap::Command, given: &[OsString]) -> Vec<String> {
     names
 }
 
-fn one_line(error: &clap::Error) -> anyhow::Error {
+/// The first line of what clap says.
+pub fn one_line(error: &clap::Error) -> anyhow::Error {
     let said = error.to_string();
     let said = said.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
     anyhow::anyhow!("{}", said.split_whitespace().collect::<Vec<_>>().join(" "))
@@ -462,7 +438,11 @@ fn described(options: &Map<String, Value>, id: &str) -> String {
     }
 }
 
-fn read(path: &Path) -> Result<String> {
+/// Reads a configuration file.
+///
+/// # Errors
+/// Fails if it cannot be read, or is too long.
+pub fn read(path: &Path) -> Result<String> {
     let mut text = String::new();
     let attempt = || format!("cannot read the configuration {}, is that its name", path.display());
     let file = File::open(path).with_context(attempt)?;
@@ -472,23 +452,6 @@ fn read(path: &Path) -> Result<String> {
         bail!("{} is longer than the {CONFIG_BYTES_MAX} bytes that a configuration may have", path.display());
     }
     Ok(text)
-}
-
-/// Runs `config`; `root` is clap's built description of all commands.
-pub fn run(options: &Options, root: &clap::Command) -> Result<ExitCode> {
-    let What::Check(CheckOptions { file: path, command }) = &options.what;
-    let text = read(path)?;
-    let config = ConfigFile { path, text: &text };
-    let Some(command) = command.clone().map(Ok).or_else(|| config.command().transpose()).transpose()? else {
-        bail!("{}: name the command that reads it, by a line command = \"lend\" or by --command", path.display());
-    };
-    config.require_daemon(root, &command)?;
-    let given: Vec<OsString> = ["pumapool"].into_iter().chain(command.split_whitespace()).map(OsString::from).collect();
-    let arguments = file::expand(root, &given, &config)?;
-    let checked = root.clone().try_get_matches_from(arguments).map_err(|error| one_line(&error));
-    checked.with_context(|| format!("{}", path.display()))?;
-    writeln!(std::io::stdout(), "{} is good for `pumapool {command}`", path.display())?;
-    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

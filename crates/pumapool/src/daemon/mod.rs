@@ -12,14 +12,14 @@ pub mod cgroups;
 pub mod confine;
 pub mod control;
 pub mod lenders;
-pub mod log;
 pub mod membership;
 pub mod pool;
 pub mod reported;
 pub mod security;
 
+use crate::cli::written;
 use crate::cli::{addresses, exit};
-use crate::config::{self, Changeable, written};
+use crate::config::{self, Changeable};
 use crate::metrics::server::Door;
 use anyhow::{Context, Result, bail};
 use control::{Control, RemovedOnDrop};
@@ -103,7 +103,7 @@ impl Daemon {
             return start_in_background().map(Err);
         }
         let log = if detached { Some(open_log(kind, options)?) } else { None };
-        log.iter().for_each(|log| crate::daemon::log::to(&log.file));
+        log.iter().for_each(|log| crate::log::to(&log.file));
         let signals = Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP]).context("cannot listen for signals")?;
         let metrics = options.metrics.as_ref().map(Door::bind).transpose()?;
         Ok(Ok(Daemon { log, signals, control: Control::bind(kind)?, metrics, changeable: Changeable::nothing() }))
@@ -157,11 +157,11 @@ impl Daemon {
         if let Some(log) = self.log {
             leave_session();
             rustix::stdio::dup2_stderr(&log.file).context("cannot switch to the log")?;
-            crate::daemon::log::turned();
+            crate::log::turned();
             let _ = std::env::set_current_dir("/");
             default_log = log.default;
             if default_log.is_some() {
-                crate::daemon::log::bound();
+                crate::log::bound();
             }
             // The caller may be gone; the daemon serves anyway.
             let _ = writeln!(stdout, "READY {message}").and_then(|()| stdout.flush());

@@ -1,7 +1,7 @@
 //! `--pool`: participation in a pool, for `lend` and `mount`. The crate `pool` implements it.
 
 use crate::cli::addresses;
-use crate::config::written;
+use crate::cli::written;
 use crate::daemon::lenders::Lenders;
 use ::pool::{Config, Gossip, Lender, Member, Security, local_address_towards};
 use anyhow::{Context, Result};

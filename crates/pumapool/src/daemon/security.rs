@@ -3,7 +3,7 @@
 //! Over a network one of the two options is required, so that nobody works without a key by
 //! mistake.
 
-use crate::config::written;
+use crate::cli::written;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};

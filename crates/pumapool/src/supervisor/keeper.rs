@@ -40,11 +40,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Environment variable that tells a process that it is a daemon, and lists its inherited
-/// descriptors: see [`crate::supervisor::kept`].
-pub const INHERITED: &str = "PUMAPOOL_KEPT";
-/// Environment variable with the descriptor of the metrics socket. It is separate from the others,
-/// so that an older program still works.
+/// Environment variable with the descriptor of the metrics socket. It is separate from the others
+/// ([`config::INHERITED`]), so that an older program still works.
 pub const INHERITED_METRICS: &str = "PUMAPOOL_KEPT_METRICS";
 /// The exit code of a Rust program whose main thread panicked.
 const PANICKED: i32 = 101;
@@ -502,7 +499,7 @@ impl Keeper {
         let mut arguments = config::given().iter();
         let name = arguments.next().map_or("pumapool".as_ref(), |name| name.as_os_str());
         let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
-        command.arg0(name).args(arguments).env(INHERITED, numbers.join(",")).stdin(Stdio::inherit());
+        command.arg0(name).args(arguments).env(config::INHERITED, numbers.join(",")).stdin(Stdio::inherit());
         // The settings with which this process began, or that a daemon has found valid since; the
         // present file may be invalid. A program of an older revision reads the command line and
         // this text instead.
@@ -566,7 +563,7 @@ impl Keeper {
         let _ = writeln!(stdout, "READY {text}").and_then(|()| stdout.flush());
         if let Some(log) = &self.log {
             let _ = rustix::stdio::dup2_stderr(log.file());
-            crate::daemon::log::turned();
+            crate::log::turned();
             let _ = rustix::stdio::dup2_stdout(log.file());
             let _ = std::env::set_current_dir("/");
         }

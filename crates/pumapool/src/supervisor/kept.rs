@@ -8,7 +8,7 @@ use crate::cli::exit;
 use crate::config::{self, Changeable};
 use crate::daemon;
 use crate::daemon::control;
-use crate::supervisor::keeper::{INHERITED, INHERITED_METRICS};
+use crate::supervisor::keeper::INHERITED_METRICS;
 use anyhow::{Context, Result};
 use mount::handover::channel::{Channel, Message};
 use parking_lot::Mutex;
@@ -57,7 +57,7 @@ impl Stopping {
 impl Kept {
     /// The descriptors from the supervisor. `None` if this process was not started by a supervisor.
     pub fn inherited() -> Result<Option<Kept>> {
-        let Ok(numbers) = std::env::var(INHERITED) else { return Ok(None) };
+        let Ok(numbers) = std::env::var(config::INHERITED) else { return Ok(None) };
         // The supervisor starts a program from a descriptor, by a path that ends in a number.
         let _ = rustix::thread::set_name(c"pumapool");
         let numbers: Vec<RawFd> = numbers
@@ -80,7 +80,7 @@ impl Kept {
         let keeper_pid = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
         let (Some(channel), Some(listener)) = (channel, listener) else { return Ok(None) };
         let log = log.map(File::from);
-        log.iter().for_each(crate::daemon::log::to);
+        log.iter().for_each(crate::log::to);
         let (channel, listener) = (Arc::new(Channel::new(channel)), UnixListener::from(listener));
         Ok(Some(Kept { channel, metrics, listener, log, keeper_pid }))
     }
@@ -144,7 +144,7 @@ impl Kept {
         let _ = self.channel.send(&Message::Ready(message.to_owned()));
         if let Some(log) = &self.log {
             rustix::stdio::dup2_stderr(log).context("cannot switch to the log")?;
-            crate::daemon::log::turned();
+            crate::log::turned();
             let _ = rustix::stdio::dup2_stdout(log);
             let _ = std::env::set_current_dir("/");
         }

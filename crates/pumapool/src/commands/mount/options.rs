@@ -1,8 +1,8 @@
 //! The options of `pumapool mount`.
 
+use crate::cli::written;
 use crate::cli::{addresses, size};
 use crate::commands::host_cache::Guests;
-use crate::config::written;
 use crate::daemon;
 use crate::daemon::{cgroups::CgroupName, pool, security};
 use anyhow::Result;

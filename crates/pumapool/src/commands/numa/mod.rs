@@ -2,8 +2,8 @@
 
 mod picture;
 
+use crate::cli::written;
 use crate::cli::{addresses, size};
-use crate::config::written;
 use crate::daemon::{self, Daemon, security};
 use ::numa::advice;
 use ::numa::apply::{self, Applied};
@@ -212,7 +212,7 @@ impl std::fmt::Display for GuestName {
 /// Writes and reads targets in the form of `--target`.
 mod written_targets {
     use super::Wanted;
-    use crate::config::written;
+    use crate::cli::written;
     use serde::{Deserializer, Serializer};
 
     pub fn serialize<S: Serializer>(targets: &[Wanted], serializer: S) -> Result<S::Ok, S::Error> {

@@ -10,6 +10,7 @@ mod state;
 mod view;
 
 use crate::cli::exit;
+use crate::commands::status;
 use crate::daemon::control;
 use anyhow::{Context, Result, bail};
 use ratatui::backend::TestBackend;
@@ -163,7 +164,7 @@ fn once(options: &Options, screen: &Screen) -> Result<ExitCode> {
     let mut terminal = Terminal::new(TestBackend::new(columns, lines)).context("cannot draw")?;
     terminal.draw(|frame| view::draw(frame, &state, screen)).context("cannot draw")?;
     let printed = std::io::stdout().write_all(text(terminal.backend().buffer()).as_bytes());
-    crate::commands::status::seen_enough(printed)?;
+    status::seen_enough(printed)?;
     Ok(ExitCode::SUCCESS)
 }
 

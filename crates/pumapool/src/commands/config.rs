@@ -1,0 +1,51 @@
+//! `pumapool config`: checks configuration files.
+
+use crate::config::file::{self, ConfigFile};
+use crate::config::{one_line, read};
+use anyhow::{Context, Result, bail};
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Options of `config`.
+#[derive(clap::Args)]
+pub struct Options {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    /// Check a configuration file, and exit with an error if it is wrong.
+    Check(CheckOptions),
+}
+
+/// Options of `config check`.
+#[derive(clap::Args)]
+pub struct CheckOptions {
+    /// The file.
+    file: PathBuf,
+
+    /// Command that reads the file, such as `lend` or `host-cache guest` [default: the value of
+    /// `command` in the file].
+    #[arg(long, value_name = "COMMAND")]
+    command: Option<String>,
+}
+
+/// Runs the command; `root` is clap's built description of all commands.
+pub fn run(options: &Options, root: &clap::Command) -> Result<ExitCode> {
+    let What::Check(CheckOptions { file: path, command }) = &options.what;
+    let text = read(path)?;
+    let config = ConfigFile { path, text: &text };
+    let Some(command) = command.clone().map(Ok).or_else(|| config.command().transpose()).transpose()? else {
+        bail!("{}: name the command that reads it, by a line command = \"lend\" or by --command", path.display());
+    };
+    config.require_daemon(root, &command)?;
+    let given: Vec<OsString> = ["pumapool"].into_iter().chain(command.split_whitespace()).map(OsString::from).collect();
+    let arguments = file::expand(root, &given, &config)?;
+    let checked = root.clone().try_get_matches_from(arguments).map_err(|error| one_line(&error));
+    checked.with_context(|| format!("{}", path.display()))?;
+    writeln!(std::io::stdout(), "{} is good for `pumapool {command}`", path.display())?;
+    Ok(ExitCode::SUCCESS)
+}
