@@ -2,31 +2,19 @@
 
 use crate::cli::written;
 use crate::cli::{addresses, size};
+use crate::commands::guests::Guests;
 use crate::commands::mount::{self, Policies};
 use crate::daemon::{self, Daemon, reported, security};
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 use hostcache::guest::{self, Statistics, Stop};
 use hostcache::{Volume, host};
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 use wire::address::Address;
 use wire::key::PoolKey;
-use wire::listener::{Error, Listener};
-
-/// Longest time that the predecessor may still listen after a takeover, and the time between two
-/// attempts to listen in its place.
-const TAKE_OVER_LIMIT: Duration = Duration::from_secs(5);
-const TAKE_OVER_LOOK: Duration = Duration::from_millis(20);
-/// Time between two later attempts of a successor to listen. Seldom enough to cost nothing, and
-/// soon enough for an administrator who has just put a key back.
-const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Options of `host-cache`.
 #[derive(clap::Args, Serialize, Deserialize)]
@@ -171,111 +159,6 @@ impl std::str::FromStr for GuestName {
     }
 }
 
-/// The guests of a mount, and the listener for them.
-pub struct Guests {
-    /// Reads the guests' keys.
-    config: Box<dyn Fn() -> Result<host::Config> + Send + Sync>,
-    listen: Address,
-    host: OnceLock<Arc<host::Host>>,
-    /// Why no guest can connect, if so.
-    problem: Mutex<Option<String>>,
-    stopping: AtomicBool,
-}
-
-impl Guests {
-    /// Starts to listen. A successor serves a mount in use even if this fails: it logs the reason,
-    /// and tries again.
-    ///
-    /// # Errors
-    /// Fails if listening fails at a first start.
-    pub fn listen(self: &Arc<Self>, mount: &Arc<::mount::Mount>, takes_over: bool) -> Result<()> {
-        let begun = Instant::now();
-        loop {
-            let Err(error) = self.try_to_listen(mount) else { return Ok(()) };
-            let is_taken = error.downcast_ref().is_some_and(|error| matches!(error, Error::AddressInUse { .. }));
-            if !takes_over {
-                return Err(error);
-            }
-            // The predecessor may still listen.
-            if !is_taken || begun.elapsed() > TAKE_OVER_LIMIT {
-                self.note(&error);
-                break;
-            }
-            std::thread::sleep(TAKE_OVER_LOOK);
-        }
-        let (guests, mount) = (self.clone(), Arc::downgrade(mount));
-        let thread = std::thread::Builder::new().name("puma-guests".into());
-        if let Err(error) = thread.spawn(move || guests.keep_trying(&mount)) {
-            tracing::error!("cannot start a thread to try again: {error}; `pumapool upgrade` tries again");
-        }
-        Ok(())
-    }
-
-    fn keep_trying(&self, mount: &Weak<::mount::Mount>) {
-        loop {
-            std::thread::sleep(RETRY_INTERVAL);
-            let Some(mount) = mount.upgrade().filter(|_| !self.stopping.load(Ordering::Relaxed)) else { return };
-            match self.try_to_listen(&mount) {
-                Ok(()) => {
-                    *self.problem.lock() = None;
-                    return tracing::info!("guests can connect at {}", self.listen);
-                }
-                Err(error) => self.note(&error),
-            }
-        }
-    }
-
-    fn note(&self, error: &anyhow::Error) {
-        let text = format!("guests cannot connect: {error:#}");
-        let mut problem = self.problem.lock();
-        if problem.as_ref() != Some(&text) {
-            tracing::error!("{text}; the images are served without them, and the daemon tries again");
-            *problem = Some(text);
-        }
-    }
-
-    fn try_to_listen(&self, mount: &Arc<::mount::Mount>) -> Result<()> {
-        let config = (self.config)()?;
-        let listener = Listener::bind(&self.listen)?;
-        let (told, tell) = sync_channel(1);
-        let mount = mount.clone();
-        // Images are opened through the mount itself. The first thread must never do this, because
-        // its death tells the supervisor that the daemon dies.
-        let serve = move || {
-            let host = host::Host::new(mount, config, listener).map(Arc::new);
-            let serving = host.as_ref().ok().cloned();
-            let _ = told.send(host);
-            serving.iter().for_each(|host| host.run());
-        };
-        std::thread::Builder::new().name("puma-guests".into()).spawn(serve).context("cannot start a thread")?;
-        let host = tell.recv().context("the images could not be opened")??;
-        let _ = self.host.set(host);
-        // If the stop was requested meanwhile, this host did not get it.
-        if self.stopping.load(Ordering::SeqCst) {
-            self.stop();
-        }
-        Ok(())
-    }
-
-    /// Stops listening. Afterwards no image is in use.
-    pub fn stop(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
-        self.host.get().into_iter().for_each(|host| host.stop());
-    }
-
-    /// The address and each guest, for the status.
-    pub fn status(&self) -> report::Guests {
-        let list = self.host.get().map(|host| host.status()).unwrap_or_default();
-        let address = self.host.get().map_or(&self.listen, |host| host.address());
-        report::Guests { listen: address.to_string(), list: list.into_iter().map(reported::host_guest).collect() }
-    }
-
-    /// The reason why guests cannot connect, if so.
-    pub fn problem(&self) -> Option<String> {
-        self.problem.lock().clone()
-    }
-}
-
 /// Runs the command.
 pub fn run(options: Options) -> Result<ExitCode> {
     match options.side {
@@ -371,20 +254,9 @@ fn run_host(options: HostOptions) -> Result<ExitCode> {
             pages_max: limit.map(|bytes| bytes / page::PAGE_SIZE as u64),
         })
     };
-    let guests = Guests {
-        config: Box::new(config),
-        listen: options.listen.absolute()?,
-        host: OnceLock::new(),
-        problem: Mutex::default(),
-        stopping: AtomicBool::new(false),
-    };
+    let guests = Guests::new(options.listen.absolute()?, config);
     let mut policies = Defaults::parse_from(["mount"]).policies;
     (policies.catalog, policies.threads) = (options.catalog, options.threads);
-    mount::run(mount::Options::of_images(
-        options.images,
-        options.mountpoint,
-        Arc::new(guests),
-        policies,
-        options.daemon,
-    ))
+    let mount = mount::Options::of_images(options.images, options.mountpoint, policies, options.daemon);
+    mount::run_images(mount, Arc::new(guests))
 }

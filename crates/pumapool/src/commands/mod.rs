@@ -4,6 +4,7 @@ pub mod advise;
 pub mod config;
 pub mod doctor;
 pub mod generate;
+pub mod guests;
 pub mod host_cache;
 pub mod join;
 pub mod joined;

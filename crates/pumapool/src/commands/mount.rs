@@ -3,12 +3,13 @@
 //! The started process becomes the supervisor (`keeper.rs`), and starts this program again as the
 //! daemon that serves.
 
+mod memory;
 mod options;
 
 pub use options::{CHANGEABLE, Options, Policies, ring_bytes};
 
 use crate::cli::exit;
-use crate::commands::joined;
+use crate::commands::{guests::Guests, joined};
 use crate::config::Changeable;
 use crate::daemon::{Daemon, cgroups::cgroups, confine, control::answer, membership::Membership, reported};
 use crate::metrics::server::{self, Door};
@@ -18,7 +19,7 @@ use borrower::cgroups::Cgroups;
 use borrower::{Borrower, Strategy};
 use mount::handover::channel::{Channel, Message};
 use mount::handover::given::Given;
-use options::{FillName, StrategyName, Switch, WriteName, memory_bytes, written_bytes};
+use options::{FillName, StrategyName, Switch, WriteName};
 use report::{Borrowing, Fill, Reply, Strategy as Policy, Upgraded, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -40,8 +41,17 @@ const TELL_LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs the command.
 pub fn run(options: Options) -> Result<ExitCode> {
+    run_for(options, None)
+}
+
+/// Mounts the images of guests that send the pages that they evict (`pumapool host-cache host`).
+pub fn run_images(options: Options, guests: Arc<Guests>) -> Result<ExitCode> {
+    run_for(options, Some(guests))
+}
+
+fn run_for(options: Options, guests: Option<Arc<Guests>>) -> Result<ExitCode> {
     if let Some(kept) = Kept::inherited()? {
-        return serve(options, kept);
+        return serve(options, guests, kept);
     }
     // Check the key before anything is started. The daemon reads it again for itself.
     let held = fdstore::inherited();
@@ -76,7 +86,7 @@ pub fn run(options: Options) -> Result<ExitCode> {
 }
 
 /// The daemon: mounts, or takes over from the supervisor, and serves.
-fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
+fn serve(options: Options, guests: Option<Arc<Guests>>, mut kept: Kept) -> Result<ExitCode> {
     let given = Given::receive(&kept.channel).context("cannot receive from the supervisor")?;
     let takes_over = !given.is_empty();
     let (pool, security) = (&options.pool, options.security.clone());
@@ -88,14 +98,14 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
             WriteName::Through => mount::WriteMode::Through,
             WriteName::Back => mount::WriteMode::Back,
         },
-        wide_readahead: options.guests.is_none(),
-        pass: options.policies.passthrough == Switch::On && options.guests.is_none(),
+        wide_readahead: guests.is_none(),
+        pass: options.policies.passthrough == Switch::On && guests.is_none(),
         idmapped: options.policies.idmapped,
         cross_mounts: options.cross_mounts,
         flags: options.forbid.iter().map(|forbidden| forbidden.flag()).collect(),
         threads: options.policies.threads.into(),
         attr_timeout: Duration::from_secs_f64(options.policies.attribute_timeout),
-        written_bytes: written_bytes(memory_bytes()),
+        written_bytes: memory::written_bytes(memory::total_bytes()),
         ..mount::Config::new(options.source.clone(), mountpoint)
     };
     let mut unseen = None;
@@ -127,7 +137,7 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
                 catalog_bytes_max: options.policies.catalog,
                 session: None,
                 security: membership.security(),
-                has_guests: options.guests.is_some(),
+                has_guests: guests.is_some(),
                 cgroups: groups,
                 may_fill_on_read: options.policies.fill == FillName::Auto && options.policies.cgroup.is_empty(),
             },
@@ -147,7 +157,6 @@ fn serve(mut options: Options, mut kept: Kept) -> Result<ExitCode> {
     // again, it is left to the next daemon.
     let mut mount = DetachedOnDrop(Arc::new(mount), !takes_over);
     let borrower = mount.0.borrower().clone();
-    let guests = options.guests.take();
     guests.iter().try_for_each(|guests| guests.listen(&mount.0, takes_over))?;
     membership.follow(&borrower);
     let description = report::Mount {
@@ -336,7 +345,10 @@ fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn Evic
         return Ok(None);
     }
     let tells_cgroup = !options.policies.cgroup.is_empty();
-    match tap::BpfTap::load(tap::Target { device, tells_cgroup, takes_hints: true }, options.policies.ring.bytes()) {
+    match tap::BpfTap::load(
+        tap::Target { device, tells_cgroup, takes_hints: true },
+        memory::ring_bytes(options.policies.ring),
+    ) {
         Ok(tap) => Ok(Some(Box::new(tap))),
         Err(error) if tells_cgroup => Err(error).context("cannot tap evictions, which say whose they are (--cgroup)"),
         Err(error) if options.policies.fill == FillName::Evict => {

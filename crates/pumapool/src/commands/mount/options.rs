@@ -2,14 +2,12 @@
 
 use crate::cli::written;
 use crate::cli::{addresses, size};
-use crate::commands::host_cache::Guests;
 use crate::daemon;
 use crate::daemon::{cgroups::CgroupName, pool, security};
 use anyhow::Result;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use std::sync::Arc;
 use wire::address::Address;
 
 /// Options of `mount`.
@@ -67,11 +65,6 @@ pub struct Options {
     #[command(flatten)]
     #[serde(flatten)]
     pub(super) daemon: daemon::Options,
-
-    /// Guests that give what they evict (`pumapool host-cache host`).
-    #[arg(skip)]
-    #[serde(skip)]
-    pub(super) guests: Option<Arc<Guests>>,
 }
 
 impl Options {
@@ -97,7 +90,6 @@ impl Options {
             except: Some(own),
             security,
             daemon: daemon::Options::default(),
-            guests: None,
         }
     }
 
@@ -106,7 +98,6 @@ impl Options {
     pub fn of_images(
         source: PathBuf,
         mountpoint: Option<PathBuf>,
-        guests: Arc<Guests>,
         policies: Policies,
         daemon: daemon::Options,
     ) -> Options {
@@ -122,7 +113,6 @@ impl Options {
             except: None,
             security: security::Options::default(),
             daemon,
-            guests: Some(guests),
         }
     }
 }
@@ -307,26 +297,6 @@ pub(super) enum Ring {
     Bytes(usize),
 }
 
-impl Ring {
-    /// Of so much memory it takes one part at the most, but [`Ring::AUTO_BYTES_MIN`]: it counts as
-    /// memory of the cgroup.
-    const MEMORY_SHARE: u64 = 16;
-    /// 256 pages, however little memory there is: with less next to nothing would be lent.
-    const AUTO_BYTES_MIN: u64 = 1 << 20;
-
-    pub(super) fn bytes(self) -> usize {
-        match self {
-            Ring::Auto => Ring::auto_bytes(memory_bytes()),
-            Ring::Bytes(bytes) => bytes,
-        }
-    }
-
-    fn auto_bytes(memory_bytes: u64) -> usize {
-        let share_bytes = (memory_bytes / Ring::MEMORY_SHARE).max(Ring::AUTO_BYTES_MIN);
-        tap::BpfTap::RING_BYTES.min(1 << share_bytes.ilog2())
-    }
-}
-
 impl std::fmt::Display for Ring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -342,20 +312,6 @@ impl std::str::FromStr for Ring {
     fn from_str(text: &str) -> Result<Ring, String> {
         if text == "auto" { Ok(Ring::Auto) } else { ring_bytes(text).map(Ring::Bytes) }
     }
-}
-
-/// The memory of the daemon's cgroup, or of the machine. As much as there can be, if the kernel
-/// does not tell.
-pub(super) fn memory_bytes() -> u64 {
-    lender::headroom::Headroom::default().read().map_or(u64::MAX, |memory| memory.total_bytes)
-}
-
-/// Of so much memory, what may be in the page cache below, written and not yet dropped. A group
-/// that is full of it has the kernel write it back page by page, and whoever reads or writes wait
-/// for that.
-pub(super) fn written_bytes(memory_bytes: u64) -> u64 {
-    const MEMORY_SHARE: u64 = 16;
-    (memory_bytes / MEMORY_SHARE).min(mount::Config::WRITTEN_BYTES)
 }
 
 impl Options {
@@ -388,17 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_does_not_fill_a_small_memory() {
-        assert_eq!(
-            [0, 92, 512, 1 << 20].map(|memory_mib| written_bytes(memory_mib << 20)),
-            [0, 92 << 16, 32 << 20, 64 << 20]
-        );
-    }
-
-    #[test]
-    fn a_small_memory_has_a_small_ring() {
-        let auto_mib = |memory_mib: u64| Ring::auto_bytes(memory_mib << 20) >> 20;
-        assert_eq!([4, 92, 128, 500, 512, 1 << 20].map(auto_mib), [1, 4, 8, 16, 32, 32]);
+    fn a_ring_is_read_as_it_is_written() {
         let reread = |text: &str| text.parse::<Ring>().map(|ring| ring.to_string());
         assert_eq!(reread("auto").unwrap(), "auto");
         assert_eq!(reread("4MiB").unwrap(), (4 << 20).to_string());
