@@ -11,34 +11,16 @@ mod metrics;
 mod supervisor;
 
 use anyhow::{Context, Result};
-use clap::{CommandFactory, Parser, Subcommand};
-use cli::{exit, mount_helper};
+use clap::CommandFactory;
+use cli::{Cli, Command, exit, mount_helper};
 use commands::{
     advise, doctor, generate, host_cache, join, key, lend, mount, numa, role, status, top, umount, upgrade,
 };
 use config::{CommandLine, Merged};
-use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
-
-/// Stores page-cache pages that this machine evicts in the idle memory of other machines.
-#[derive(Parser)]
-#[command(name = "pumapool", version, max_term_width = 100)]
-struct Cli {
-    /// Log level: error, warn, info, debug, trace, or a filter like `borrower=debug`.
-    #[arg(long, global = true, default_value = "info", env = "PUMAPOOL_LOG", value_name = "LEVEL", value_parser = log::level)]
-    log: String,
-
-    /// For daemons: take options from this file (TOML), by their long names. Options of the command
-    /// line override it. On SIGHUP the daemon reads it again.
-    #[arg(long, global = true, value_name = "FILE")]
-    config: Option<PathBuf>,
-
-    #[command(subcommand)]
-    command: Command,
-}
 
 impl CommandLine for Cli {
     fn merged(&self) -> Merged {
@@ -49,56 +31,6 @@ impl CommandLine for Cli {
     fn from_merged(Merged { log, command }: Merged, config: Option<PathBuf>) -> Result<Cli> {
         Ok(Cli { log, config, command: serde_json::from_value(command)? })
     }
-}
-
-#[derive(Subcommand, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Command {
-    /// Lend this machine's idle memory.
-    Lend(lend::Options),
-    /// Mount a directory, and store the pages that its page cache evicts at lenders.
-    Mount(mount::Options),
-    /// Lend while this machine's memory is idle, and borrow while its mounts evict.
-    Join(join::Options),
-    /// Make a node of a pool lend, borrow, or choose by itself.
-    #[serde(skip)]
-    Role(role::Options),
-    /// Store pages that virtual machines evict in the page cache of their host.
-    HostCache(host_cache::Options),
-    /// Watch a directory under its normal load, and estimate whether Puma would help; or with
-    /// --lend, how much this machine could lend.
-    #[serde(skip)]
-    Advise(advise::Options),
-    /// Show on which NUMA nodes memory is, and place it.
-    Numa(numa::Options),
-    /// Unmount a directory that `mount` has mounted.
-    #[serde(skip)]
-    Umount(umount::Options),
-    /// Let another program, such as a newer version, serve a mount that is in use.
-    #[serde(skip)]
-    Upgrade(upgrade::Options),
-    /// Make the key that all machines of a pool share.
-    #[serde(skip)]
-    Key(key::Options),
-    /// Check configuration files.
-    #[serde(skip)]
-    Config(commands::config::Options),
-    /// Show the state of the lenders and mounts of this machine.
-    #[serde(skip)]
-    Status(status::Options),
-    /// Show hit ratios, latencies, lenders, reclaim and roles live.
-    #[serde(skip)]
-    Top(top::Options),
-    /// Print or serve the metrics of all daemons of this machine, for Prometheus.
-    #[serde(skip)]
-    Metrics(commands::metrics::Options),
-    /// Check what this kernel and your rights allow, and say how to get the rest.
-    #[serde(skip)]
-    Doctor(doctor::Options),
-    /// Make man pages, shell completions and references from the code.
-    #[command(hide = true)]
-    #[serde(skip)]
-    Generate(generate::Options),
 }
 
 fn main() -> ExitCode {

@@ -16,7 +16,7 @@
 pub mod corpus;
 mod targets;
 
-// The command is a program, no library: its parser is included here unchanged.
+// The command is a program, no library: its parsers are included here unchanged.
 #[allow(dead_code)]
 #[path = "../../../crates/pumapool/src/daemon/control.rs"]
 mod control;
@@ -26,10 +26,13 @@ mod size;
 #[allow(dead_code)]
 #[path = "../../../crates/pumapool/src/commands/status.rs"]
 mod status;
+#[allow(dead_code)]
+#[path = "../../../crates/pumapool/src/cli/status.rs"]
+mod status_options;
 
 // Where they look for each other.
 mod cli {
-    pub(crate) use crate::size;
+    pub(crate) use crate::{size, status_options as status};
 }
 mod daemon {
     pub(crate) use crate::control;

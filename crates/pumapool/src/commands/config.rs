@@ -1,37 +1,12 @@
 //! `pumapool config`: checks configuration files.
 
+use crate::cli::config::{CheckOptions, Options, What};
 use crate::config::file::{self, ConfigFile};
 use crate::config::{one_line, read};
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
-
-/// Options of `config`.
-#[derive(clap::Args)]
-pub struct Options {
-    #[command(subcommand)]
-    what: What,
-}
-
-#[derive(clap::Subcommand)]
-enum What {
-    /// Check a configuration file, and exit with an error if it is wrong.
-    Check(CheckOptions),
-}
-
-/// Options of `config check`.
-#[derive(clap::Args)]
-pub struct CheckOptions {
-    /// The file.
-    file: PathBuf,
-
-    /// Command that reads the file, such as `lend` or `host-cache guest` [default: the value of
-    /// `command` in the file].
-    #[arg(long, value_name = "COMMAND")]
-    command: Option<String>,
-}
 
 /// Runs the command; `root` is clap's built description of all commands.
 pub fn run(options: &Options, root: &clap::Command) -> Result<ExitCode> {

@@ -1,20 +1,13 @@
 //! `pumapool doctor`: checks this kernel and the user's rights, reports which features will be
 //! used, and how to get the others.
 
+use crate::cli::doctor::Options;
 use anyhow::Result;
 use serde::Serialize;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
-
-/// Options of `doctor`.
-#[derive(clap::Args)]
-pub struct Options {
-    /// Print JSON: a list of {"what", "works", "finding", "advice"}.
-    #[arg(long)]
-    json: bool,
-}
 
 /// One finding.
 #[derive(Serialize)]

@@ -13,13 +13,13 @@
 //! The node must never lend and borrow at once. Lending does not begin before each mount has
 //! confirmed that it puts nothing.
 
-use crate::commands::{
-    joined::{Mounts, Wanted},
-    lend, mount, role,
-};
+use crate::cli::join::Options;
+use crate::cli::lend::{CHANGEABLE, Lending};
+use crate::cli::role::Name;
+use crate::commands::{joined::Mounts, lend, role};
 use crate::config::{self, Changeable};
 use crate::daemon::{
-    self, Daemon, confine,
+    Daemon, confine,
     control::{self, answer},
     pool, reported, security,
 };
@@ -29,7 +29,6 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use parking_lot::Mutex;
 use report::{Reply, RoleSet};
-use serde::{Deserialize, Serialize};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -42,59 +41,6 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Limit on the mounts of a node. Each round asks them one after the other.
 const MOUNTS_MAX: usize = 64;
-
-/// Options of `join`.
-#[derive(clap::Args, Serialize, Deserialize)]
-#[command(mut_args(|argument| if argument.get_id() == "seeds" { argument.required(true) } else { argument }))]
-pub struct Options {
-    /// A directory to mount, over itself or at MOUNTPOINT. May be given several times.
-    #[arg(long = "mount", value_name = "SRC[:MOUNTPOINT]", required = true)]
-    mounts: Vec<Wanted>,
-
-    /// Role at the start. `pumapool role` changes it.
-    #[arg(long, value_enum, default_value_t = role::Name::Auto)]
-    role: role::Name,
-
-    /// The node lends again after nearly no evictions for so long, in seconds. If it has to borrow
-    /// soon after, this time doubles, up to 32 times as long.
-    #[arg(long, value_name = "SECONDS", default_value_t = ::pool::role::CALM_DEFAULT.as_secs(),
-        value_parser = clap::value_parser!(u64).range(1..=3600))]
-    calm: u64,
-
-    #[command(flatten)]
-    #[serde(flatten)]
-    lending: lend::Lending,
-
-    #[command(flatten)]
-    #[serde(flatten)]
-    pool: pool::Options,
-
-    #[command(flatten)]
-    #[serde(flatten)]
-    policies: mount::Policies,
-
-    #[command(flatten)]
-    #[serde(flatten)]
-    security: security::Options,
-
-    #[command(flatten)]
-    #[serde(flatten)]
-    daemon: daemon::Options,
-}
-
-impl Options {
-    /// The options of a mount. Its own lender is not for it.
-    fn mount(&self, wanted: &Wanted, own: &Address) -> mount::Options {
-        mount::Options::of_node(
-            wanted.source.clone(),
-            wanted.mountpoint.clone(),
-            self.pool.of_mount(),
-            self.policies.clone(),
-            self.security.clone(),
-            own.clone(),
-        )
-    }
-}
 
 /// State that the threads share.
 struct Node {
@@ -110,13 +56,13 @@ struct Node {
 pub fn run(options: Options, log: &str) -> Result<ExitCode> {
     ensure!(options.mounts.len() <= MOUNTS_MAX, "a node has at most {MOUNTS_MAX} mounts; start another one for more");
     let networks: Vec<_> = options.pool.network().into_iter().chain([options.lending.listen.clone()]).collect();
-    let security = options.security.security(&networks)?;
+    let security = security::of(&options.security, &networks)?;
     let security_name = security::name(&security);
     let daemon = match Daemon::prepare("join", &options.daemon)? {
         Ok(daemon) => daemon,
         Err(code) => return Ok(code),
     };
-    let server = lender::Server::bind(options.lending.config(security.clone())?)?;
+    let server = lender::Server::bind(lend::config(&options.lending, security.clone())?)?;
     let own = pool::lender_address(&options.pool, server.local_address())?;
     // While programs can still be started, with all rights. They open their own descriptors, and
     // none of ours.
@@ -180,7 +126,7 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
     };
     let changeable = {
         let handle = handle.clone();
-        Changeable::new(&lend::CHANGEABLE, move |lending: lend::Lending| lending.change(&handle))
+        Changeable::new(&CHANGEABLE, move |lending: Lending| lend::change(&lending, &handle))
     };
     let (stop_looking, stopped) = sync_channel(0);
     let looking = {
@@ -250,7 +196,7 @@ impl Node {
     }
 
     fn command(&self, wanted: &str) -> Reply<RoleSet> {
-        let name = wanted.strip_prefix(role::COMMAND).and_then(|name| role::Name::from_str(name, false).ok());
+        let name = wanted.strip_prefix(role::COMMAND).and_then(|name| Name::from_str(name, false).ok());
         match name {
             Some(name) => {
                 self.roles.lock().set_wanted(name.into());

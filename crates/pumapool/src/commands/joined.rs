@@ -6,8 +6,9 @@
 //!
 //! A mount must never count as not borrowing before it has confirmed this.
 
-use crate::cli::written;
-use crate::commands::{mount, umount};
+use crate::cli::join::Wanted;
+use crate::cli::mount;
+use crate::commands::umount;
 use crate::config;
 use crate::daemon::control;
 use anyhow::{Context, Result, bail};
@@ -15,11 +16,9 @@ use report::{Borrowing, Listed, NodeMount, NodeMountState, Reply};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::str::FromStr;
 use std::time::Duration;
 
 /// The command to a mount to put evicted pages at lenders.
@@ -32,32 +31,6 @@ pub const BORROW_NOT: &str = "borrow off";
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// Time limit for a mount to end, in seconds. Then the node ends without waiting for it.
 const END_LIMIT_SECONDS: i64 = 10;
-
-/// A mount of the command line: `SRC` or `SRC:MOUNTPOINT`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wanted {
-    /// The backing directory.
-    #[serde(with = "written::path")]
-    pub source: PathBuf,
-    /// Where it is mounted, if not over the directory itself.
-    #[serde(with = "written::maybe_path")]
-    pub mountpoint: Option<PathBuf>,
-}
-
-impl FromStr for Wanted {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Wanted, String> {
-        let (source, mountpoint) = match text.split_once(':') {
-            Some((source, mountpoint)) => (source, Some(mountpoint)),
-            None => (text, None),
-        };
-        if source.is_empty() || mountpoint.is_some_and(|path| path.is_empty() || path.contains(':')) {
-            return Err("write SRC or SRC:MOUNTPOINT, where neither has a colon in it".to_owned());
-        }
-        Ok(Wanted { source: source.into(), mountpoint: mountpoint.map(PathBuf::from) })
-    }
-}
 
 /// A mount of the node.
 struct Joined {
@@ -248,22 +221,4 @@ fn start_mount(wanted: &Wanted, log: &str, options: mount::Options) -> Result<()
     let ended = ended.with_context(|| format!("cannot start the mount of {}", wanted.source.display()))?;
     anyhow::ensure!(ended.success(), "cannot mount {}: see the line above", wanted.source.display());
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mounts_are_read() {
-        let wanted = |source: &str, mountpoint: Option<&str>| Wanted {
-            source: source.into(),
-            mountpoint: mountpoint.map(PathBuf::from),
-        };
-        assert_eq!("/srv".parse(), Ok(wanted("/srv", None)));
-        assert_eq!("/srv:/mnt/x".parse(), Ok(wanted("/srv", Some("/mnt/x"))));
-        for text in ["", ":", ":/mnt", "/srv:", "/a:/b:/c"] {
-            assert!(text.parse::<Wanted>().is_err(), "{text}");
-        }
-    }
 }

@@ -1,26 +1,10 @@
 //! `pumapool key`: the key of a pool.
 
+use crate::cli::key::{Command, Options};
 use anyhow::Result;
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use wire::key::PoolKey;
-
-/// Options of `key`.
-#[derive(clap::Args)]
-pub struct Options {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(clap::Subcommand)]
-enum Command {
-    /// Make a new key, in a file that only you can read.
-    New {
-        /// The file; it must not exist yet.
-        file: PathBuf,
-    },
-}
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {

@@ -1,9 +1,9 @@
 //! `pumapool metrics`: prints or serves the metrics of all daemons of this machine for Prometheus.
 
-use crate::cli::addresses;
+use crate::cli::metrics::Options;
 use crate::commands::status;
 use crate::daemon::control;
-use crate::metrics::page::{self, Format};
+use crate::metrics::page;
 use crate::metrics::server::Door;
 use anyhow::{Context, Result};
 use report::{Daemon, Status};
@@ -12,20 +12,6 @@ use signal_hook::iterator::Signals;
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
-use wire::address::Address;
-
-/// Options of `metrics`.
-#[derive(clap::Args)]
-pub struct Options {
-    /// Serve the page at http://ADDR/metrics until a signal arrives: HOST:PORT or unix:PATH.
-    /// Everybody who can connect can read it.
-    #[arg(long, value_name = "ADDR", value_parser = addresses::http)]
-    listen: Option<Address>,
-
-    /// Output format.
-    #[arg(long, value_enum, default_value_t = Format::Text, conflicts_with = "listen")]
-    format: Format,
-}
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {

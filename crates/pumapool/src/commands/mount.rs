@@ -4,14 +4,12 @@
 //! daemon that serves.
 
 mod memory;
-mod options;
-
-pub use options::{CHANGEABLE, Options, Policies, ring_bytes};
 
 use crate::cli::exit;
+use crate::cli::mount::{CHANGEABLE, FillName, Options, Policies, StrategyName, Switch, WriteName};
 use crate::commands::{guests::Guests, joined};
 use crate::config::Changeable;
-use crate::daemon::{Daemon, cgroups::cgroups, confine, control::answer, membership::Membership, reported};
+use crate::daemon::{Daemon, cgroups::cgroups, confine, control::answer, membership::Membership, reported, security};
 use crate::metrics::server::{self, Door};
 use crate::supervisor::{fdstore, keeper, kept::Kept};
 use anyhow::{Context, Result, bail};
@@ -19,7 +17,6 @@ use borrower::cgroups::Cgroups;
 use borrower::{Borrower, Strategy};
 use mount::handover::channel::{Channel, Message};
 use mount::handover::given::Given;
-use options::{FillName, StrategyName, Switch, WriteName};
 use report::{Borrowing, Fill, Reply, Strategy as Policy, Upgraded, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -57,7 +54,7 @@ fn run_for(options: Options, guests: Option<Arc<Guests>>) -> Result<ExitCode> {
     let held = fdstore::inherited();
     if held.is_empty() {
         let networks: Vec<_> = options.lender.iter().cloned().chain(options.pool.network()).collect();
-        options.security.security(&networks)?;
+        security::of(&options.security, &networks)?;
     }
     let mountpoint = options.mountpoint.as_ref().unwrap_or(&options.source);
     if let Some(key) = options.security.key_file()

@@ -1,9 +1,8 @@
 //! `pumapool role`: sets the role of a node that has joined a pool.
 
+use crate::cli::role::Options;
 use crate::daemon::{control, reported};
 use anyhow::{Result, anyhow, bail};
-use clap::ValueEnum;
-use pool::role::Wanted;
 use report::{Reply, RoleSet};
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -14,40 +13,6 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Beginning of the message to the daemon, such as "role lend".
 pub const COMMAND: &str = "role ";
-
-/// Options of `role`.
-#[derive(clap::Args)]
-pub struct Options {
-    /// The node's role from now on, until it gets another one or is restarted.
-    #[arg(value_enum)]
-    role: Name,
-
-    /// Process id of the node, if there are several on this machine. `status` shows it.
-    #[arg(long)]
-    pid: Option<u32>,
-}
-
-/// A role on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Name {
-    /// Lend or borrow, as the node needs it.
-    Auto,
-    /// Only lend.
-    Lend,
-    /// Only borrow.
-    Borrow,
-}
-
-impl From<Name> for Wanted {
-    fn from(name: Name) -> Wanted {
-        match name {
-            Name::Auto => Wanted::Auto,
-            Name::Lend => Wanted::Lend,
-            Name::Borrow => Wanted::Borrow,
-        }
-    }
-}
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {

@@ -1,6 +1,7 @@
 //! `pumapool status`: shows the state of the daemons of this machine.
 
 use crate::cli::size;
+use crate::cli::status::Options;
 use crate::daemon::control;
 use anyhow::Result;
 use report::{
@@ -13,22 +14,6 @@ use std::process::ExitCode;
 const CURVE_MISSES_MIN: u64 = 500;
 /// Number of pool sizes that are shown.
 const CURVE_POINTS: usize = 5;
-
-/// Options of `status`.
-#[derive(clap::Args)]
-pub struct Options {
-    /// Print everything as one JSON object: {"mounts": […], "lenders": […], "nodes": […], "guests":
-    /// […], "numa": […], "silent": […]}. Nodes are machines that have joined a pool, guests are
-    /// file systems whose evictions go to this machine's host. The list numa has daemons that place
-    /// memory on NUMA nodes, silent has daemons that do not answer.
-    #[arg(long)]
-    json: bool,
-
-    /// For each mount that distinguishes control groups (`mount --cgroup`), show the use of each
-    /// group.
-    #[arg(long, conflicts_with = "json")]
-    by_cgroup: bool,
-}
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {

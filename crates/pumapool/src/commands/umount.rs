@@ -1,5 +1,6 @@
 //! `pumapool umount`: takes a mount away and waits until its daemon has ended.
 
+use crate::cli::umount::Options;
 use crate::daemon::control;
 use anyhow::{Context, Result, bail};
 use report::{Listed, Mount};
@@ -12,23 +13,6 @@ use std::time::{Duration, Instant};
 
 /// How long the daemon may take to end after its mount is gone.
 const END_TIMEOUT_SECONDS: i64 = 10;
-
-/// Options of `umount`.
-#[derive(clap::Args)]
-pub struct Options {
-    /// The mountpoint.
-    #[arg(required_unless_present = "all")]
-    mountpoint: Option<PathBuf>,
-
-    /// Unmount all mounts that this program has made. Mounts in use stay.
-    #[arg(long, conflicts_with = "mountpoint")]
-    all: bool,
-
-    /// Unmount now, even if the mount is in use. Programs keep their open files, and the daemon
-    /// ends when the last one is closed.
-    #[arg(long)]
-    lazy: bool,
-}
 
 /// A mount may be busy although no process is seen to use it. `umount` tries again for so long, and
 /// at this interval.

@@ -1,33 +1,18 @@
 //! `pumapool upgrade`: another program takes over a mount that is in use.
 
+use crate::cli::upgrade::Options;
 use crate::commands::umount;
 use crate::daemon::control;
 use anyhow::{Context, Result, anyhow, bail};
 use report::{Reply, Upgraded};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// Time limit: the daemon stops serving, and the new program starts. If the new program fails, the
 /// old one serves again.
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// Options of `upgrade`.
-#[derive(clap::Args)]
-pub struct Options {
-    /// The mountpoint.
-    #[arg(required_unless_present = "all")]
-    mountpoint: Option<PathBuf>,
-
-    /// Upgrade all mounts that the program at this path has made, also before it was replaced.
-    #[arg(long, conflicts_with = "mountpoint")]
-    all: bool,
-
-    /// The program that serves the mount from now on [default: this program].
-    #[arg(long, value_name = "FILE")]
-    binary: Option<PathBuf>,
-}
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {

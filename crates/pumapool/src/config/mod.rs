@@ -457,7 +457,7 @@ pub fn read(path: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Cli;
+    use crate::cli::Cli;
     use clap::Parser;
 
     /// Each daemon with some of its options.

@@ -6,6 +6,7 @@
 //!
 //! A mount must never end or wait because of its pool.
 
+use crate::cli;
 use crate::daemon::{lenders::Lenders, pool, security};
 use ::pool::Gossip;
 use anyhow::Result;
@@ -26,8 +27,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 pub struct Membership {
     /// The lenders that were named.
     named: Vec<Address>,
-    pool: pool::Options,
-    security: security::Options,
+    pool: cli::pool::Options,
+    security: cli::security::Options,
     /// The lender of this node.
     except: Option<Address>,
     takes_over: bool,
@@ -49,8 +50,8 @@ impl Membership {
     /// fails if the kernel has no random bytes.
     pub fn begin(
         named: &[Address],
-        pool: &pool::Options,
-        mut security: security::Options,
+        pool: &cli::pool::Options,
+        mut security: cli::security::Options,
         except: Option<Address>,
         takes_over: bool,
     ) -> Result<Membership> {
@@ -60,7 +61,7 @@ impl Membership {
             found => Ok(found.unwrap_or_else(|_| address.clone())),
         };
         let named: Vec<Address> = named.iter().map(absolute).collect::<Result<_, _>>()?;
-        let absolute = security.make_absolute();
+        let absolute = security::make_absolute(&mut security);
         if !takes_over {
             absolute?;
         }
@@ -171,7 +172,7 @@ impl Membership {
 
     fn key(&self) -> Result<Security> {
         let networks: Vec<_> = self.named.iter().cloned().chain(self.pool.network()).collect();
-        self.security.security(&networks)
+        security::of(&self.security, &networks)
     }
 
     /// Begins to gossip, if this is requested and not done yet.

@@ -17,19 +17,17 @@ pub mod pool;
 pub mod reported;
 pub mod security;
 
-use crate::cli::written;
-use crate::cli::{addresses, exit};
+use crate::cli::daemon::Options;
+use crate::cli::exit;
 use crate::config::{self, Changeable};
 use crate::metrics::server::Door;
 use anyhow::{Context, Result, bail};
 use control::{Control, RemovedOnDrop};
-use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use wire::address::Address;
@@ -37,27 +35,6 @@ use wire::address::Address;
 /// Environment variable of the process in the background. The value is the id of the process that
 /// started it.
 pub const STARTED_BY: &str = "PUMAPOOL_STARTED_BY";
-
-/// Options of every daemon.
-#[derive(clap::Args, Clone, Default, Serialize, Deserialize)]
-#[group(id = "daemon")]
-pub struct Options {
-    /// Stay in the foreground and log to standard error.
-    #[arg(long)]
-    pub foreground: bool,
-
-    /// Log to this file while in the background [default: a file next to the daemon's socket, which
-    /// is removed when the daemon ends well].
-    #[arg(long, value_name = "FILE")]
-    #[serde(with = "written::maybe_path")]
-    pub log_file: Option<PathBuf>,
-
-    /// Serve this daemon's metrics for Prometheus at http://ADDR/metrics: HOST:PORT or unix:PATH.
-    /// Everybody who can connect can read them, so that 127.0.0.1:PORT is a good choice.
-    #[arg(long, value_name = "ADDR", value_parser = addresses::http)]
-    #[serde(with = "written::maybe_text")]
-    pub metrics: Option<Address>,
-}
 
 /// A daemon before it begins its work.
 pub struct Daemon {

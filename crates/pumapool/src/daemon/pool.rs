@@ -1,12 +1,10 @@
 //! `--pool`: participation in a pool, for `lend` and `mount`. The crate `pool` implements it.
 
-use crate::cli::addresses;
-use crate::cli::written;
+use crate::cli::pool::Options;
 use crate::daemon::lenders::Lenders;
 use ::pool::{Config, Gossip, Lender, Member, Security, local_address_towards};
 use anyhow::{Context, Result};
 use borrower::LenderAddress;
-use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -19,69 +17,23 @@ const PORT: u16 = 7070;
 /// Time between two checks of a lender's free memory. Large changes are sent to the others.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Options of everything that takes part in a pool.
-#[derive(clap::Args, Clone, Default, Serialize, Deserialize)]
-#[group(id = "pool-options", multiple = true)]
-pub struct Options {
-    /// Address of any node in the pool: HOST:PORT where it gossips. May be given several times, and
-    /// a name may have several addresses. The node need not run yet. The first node may give its
-    /// own address.
-    #[arg(long = "pool", value_name = "SEED_ADDR")]
-    seeds: Vec<String>,
-
-    /// Gossip with the pool at this address (UDP) [default: 0.0.0.0:7070 to lend, any port to
-    /// mount].
-    #[arg(long, value_name = "IP:PORT", requires = "seeds", value_parser = addresses::socket)]
-    gossip: Option<SocketAddr>,
-
-    /// Address by which other machines reach this one: a lender's HOST:PORT, or the address at
-    /// which a mount gossips [default: the one that it listens at, or with --listen 0.0.0.0:PORT
-    /// the one that this machine has on the way to the first SEED_ADDR].
-    #[arg(long, value_name = "ADDR", requires = "seeds", value_parser = addresses::network)]
-    #[serde(with = "written::maybe_text")]
-    advertise: Option<Address>,
+fn start(
+    options: &Options,
+    security: Security,
+    advertise: Option<SocketAddr>,
+    port: u16,
+    lender: Option<Lender>,
+) -> Result<Gossip> {
+    let listen = options.gossip.unwrap_or((Ipv4Addr::UNSPECIFIED, port).into());
+    Ok(Gossip::start(Config { listen, advertise, seeds: options.seeds.clone(), security, lender })?)
 }
 
-impl Options {
-    /// Whether to take part in a pool.
-    pub fn is_wanted(&self) -> bool {
-        !self.seeds.is_empty()
-    }
-
-    /// An address on the network that the pool is on, if there is one to take part in.
-    pub fn network(&self) -> Option<Address> {
-        self.seeds.iter().find_map(|seed| seed.parse().ok())
-    }
-
-    /// The options of a mount of this node: of the same pool, at any port.
-    pub fn of_mount(&self) -> Options {
-        let advertise = match &self.advertise {
-            Some(Address::Tcp { host, .. }) => Some(Address::Tcp { host: host.clone(), port: 0 }),
-            _ => None,
-        };
-        let gossip = self.gossip.map(|gossip| SocketAddr::new(gossip.ip(), 0));
-        Options { seeds: self.seeds.clone(), gossip, advertise }
-    }
-
-    fn start(
-        &self,
-        security: Security,
-        advertise: Option<SocketAddr>,
-        port: u16,
-        lender: Option<Lender>,
-    ) -> Result<Gossip> {
-        let listen = self.gossip.unwrap_or((Ipv4Addr::UNSPECIFIED, port).into());
-        Ok(Gossip::start(Config { listen, advertise, seeds: self.seeds.clone(), security, lender })?)
-    }
-
-    /// The number of `--advertise`, if that is given.
-    fn advertised(&self) -> Result<Option<SocketAddr>> {
-        let Some(address) = &self.advertise else { return Ok(None) };
-        let found = address.to_string().to_socket_addrs().ok().and_then(|mut found| found.next());
-        found.with_context(|| format!("--advertise {address}: no address of a network")).map(Some)
-    }
+/// The number of `--advertise`, if that is given.
+fn advertised(options: &Options) -> Result<Option<SocketAddr>> {
+    let Some(address) = &options.advertise else { return Ok(None) };
+    let found = address.to_string().to_socket_addrs().ok().and_then(|mut found| found.next());
+    found.with_context(|| format!("--advertise {address}: no address of a network")).map(Some)
 }
-
 /// A lender's part in the pool, if one is wanted.
 pub fn lend(
     options: &Options,
@@ -93,9 +45,9 @@ pub fn lend(
         return Ok(None);
     }
     let address = lender_address(options, listen)?;
-    let advertise = options.advertised()?.map(|address| SocketAddr::new(address.ip(), 0));
+    let advertise = advertised(options)?.map(|address| SocketAddr::new(address.ip(), 0));
     // It has the name of its lender, whether that lends now or not.
-    let gossip = Arc::new(options.start(security, advertise, PORT, Some(what_is_left(&handle.status(), &address)))?);
+    let gossip = Arc::new(start(options, security, advertise, PORT, Some(what_is_left(&handle.status(), &address)))?);
     tell(&gossip, handle, &address);
     let (weak, handle) = (Arc::downgrade(&gossip), handle.clone());
     let thread = std::thread::Builder::new().name("puma-left".into());
@@ -147,7 +99,7 @@ pub fn join(options: &Options, security: Security) -> Result<Option<Arc<Gossip>>
     if !options.is_wanted() {
         return Ok(None);
     }
-    let gossip = options.advertised().and_then(|advertise| options.start(security, advertise, 0, None))?;
+    let gossip = advertised(options).and_then(|advertise| start(options, security, advertise, 0, None))?;
     Ok(Some(Arc::new(gossip)))
 }
 

@@ -1,5 +1,6 @@
 //! The page that Prometheus reads, in either of the two formats that it knows.
 
+use crate::cli::metrics::Format;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
@@ -7,15 +8,6 @@ use prometheus_client::registry::{Registry, Unit};
 use report::metric::Kind;
 use report::{Daemon, Family, Labels, Reading};
 use std::fmt;
-
-/// How the page is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
-    /// Prometheus' own text format 0.0.4, which everything understands.
-    Text,
-    /// OpenMetrics 1.0.
-    Openmetrics,
-}
 
 impl Format {
     /// The content type of HTTP.

@@ -6,7 +6,8 @@
 //! A client, even one that does not read, must never cost the daemon more than a few connections
 //! and one status a second.
 
-use crate::metrics::page::{self, Format};
+use crate::cli::metrics::Format;
+use crate::metrics::page;
 use anyhow::{Context, Result};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};

@@ -9,80 +9,23 @@ mod scope;
 mod show;
 mod verdict;
 
-use crate::cli::{addresses, size};
+use crate::cli::advise::Options;
+use crate::cli::size;
 use crate::daemon::security;
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use observed::Observed;
 use scope::Scope;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tap::Watch;
 use verdict::{Disk, Findings, Pool};
-use wire::address::Address;
 
 /// Time between two reads of the ring. The ring has room for the events of half a second.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-
-/// Options of `advise`.
-#[derive(clap::Args)]
-pub struct Options {
-    /// Directories or files to watch. The mount point of a file system stands for all of its files.
-    #[arg(required_unless_present = "lend")]
-    paths: Vec<PathBuf>,
-
-    /// Instead, estimate how much memory this machine could lend.
-    #[arg(long, conflicts_with_all = ["paths", "lender", "size", "picture"])]
-    lend: bool,
-
-    /// How long to watch, in seconds. Ctrl-C ends the watch earlier, and still prints the results.
-    #[arg(long = "for", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    seconds: u64,
-
-    /// Address of a lender, to measure its latency. Without this option a round trip of 150 µs is
-    /// assumed.
-    #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
-    lender: Option<Address>,
-
-    /// Size of a pool to estimate. May be given several times. Without this option the sizes are
-    /// derived from the evictions.
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    size: Vec<u64>,
-
-    /// Also draw the curve into this file: .svg or .png.
-    #[arg(long, value_name = "FILE")]
-    picture: Option<PathBuf>,
-
-    /// Print the results as one JSON object.
-    #[arg(long)]
-    json: bool,
-
-    /// How to observe reads; for tests.
-    #[arg(long, hide = true, value_enum)]
-    reads: Option<Reads>,
-
-    #[command(flatten)]
-    security: security::Options,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Reads {
-    PageCache,
-    SystemCalls,
-}
-
-impl From<Reads> for tap::ReadsSource {
-    fn from(reads: Reads) -> tap::ReadsSource {
-        match reads {
-            Reads::PageCache => tap::ReadsSource::PageCache,
-            Reads::SystemCalls => tap::ReadsSource::SystemCalls,
-        }
-    }
-}
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {
@@ -98,7 +41,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         bail!("watching a file system needs BPF; run it as root");
     }
     options.picture.iter().try_for_each(|file| crate::commands::picture::check(file))?;
-    let security = options.lender.as_ref().map(|lender| options.security.security(std::slice::from_ref(lender)));
+    let security = options.lender.as_ref().map(|lender| security::of(&options.security, std::slice::from_ref(lender)));
     let security = security.transpose()?;
     let scope = Scope::new(&options.paths)?;
     let mut watch = Watch::load(scope.devices(), options.reads.map(Into::into)).context("cannot watch")?;

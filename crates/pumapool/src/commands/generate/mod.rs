@@ -4,39 +4,14 @@
 mod options;
 
 use crate::cli::exit;
+use crate::cli::generate::{Options, What};
 use crate::metrics::reference;
 use anyhow::{Context, Result};
-use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
-
-/// Options of `generate`.
-#[derive(clap::Args)]
-pub struct Options {
-    #[command(subcommand)]
-    what: What,
-}
-
-#[derive(clap::Subcommand)]
-enum What {
-    /// Write a man page for the command, and one for each subcommand.
-    Man {
-        /// The directory, which is there.
-        folder: PathBuf,
-    },
-    /// Print docs/user/options.md.
-    Options,
-    /// Print docs/user/metrics.md.
-    Metrics,
-    /// Print what makes a shell complete the command.
-    Completions {
-        /// Which shell.
-        shell: Shell,
-    },
-}
 
 /// Runs the command; `root` is what clap knows of all commands, not built.
 pub fn run(options: &Options, root: &clap::Command) -> Result<ExitCode> {
@@ -87,7 +62,7 @@ mod tests {
     #[test]
     fn every_command_has_a_page_with_its_exit_codes() {
         let scratch = testbed::Scratch::new("generate").unwrap();
-        let root = <crate::Cli as clap::CommandFactory>::command();
+        let root = <crate::cli::Cli as clap::CommandFactory>::command();
         run(&Options { what: What::Man { folder: scratch.path().to_owned() } }, &root).unwrap();
         for name in
             ["pumapool", "pumapool-mount", "pumapool-host-cache-guest", "pumapool-numa-list", "pumapool-config-check"]

@@ -1,6 +1,6 @@
 //! docs/user/options.md: every command and its options, written from what clap knows of them.
 
-use crate::commands::{lend, mount};
+use crate::cli::{lend, mount};
 use crate::config::file;
 use clap::{Arg, Command};
 use std::fmt::Write;
@@ -109,7 +109,7 @@ fn sentence(help: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Cli;
+    use crate::cli::Cli;
     use crate::config::CommandLine;
 
     #[test]

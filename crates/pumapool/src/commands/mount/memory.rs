@@ -1,12 +1,12 @@
 //! What a mount takes of the memory of its control group, or of the machine.
 
-use super::options::Ring;
+use crate::cli::mount::Ring;
 
 /// A ring of [`Ring::Auto`] takes this part of the memory at the most. The ring counts as memory of
 /// the control group.
 const RING_SHARE: u64 = 16;
-/// A ring of [`Ring::Auto`] has at least 256 pages, however little memory there is. With fewer pages
-/// next to nothing would be lent.
+/// A ring of [`Ring::Auto`] has at least 256 pages, however little memory there is. With fewer
+/// pages next to nothing would be lent.
 const RING_BYTES_MIN: u64 = 1 << 20;
 /// Written pages of backing files take this part of the memory at the most.
 const WRITTEN_SHARE: u64 = 16;
@@ -30,8 +30,8 @@ fn auto_ring_bytes(memory_bytes: u64) -> usize {
     tap::BpfTap::RING_BYTES.min(1 << share_bytes.ilog2())
 }
 
-/// Limit on the bytes in the page cache of backing files that were written and not yet dropped. If a
-/// group is full of them, the kernel writes them back page by page, and readers and writers wait.
+/// Limit on the bytes in the page cache of backing files that were written and not yet dropped. If
+/// a group is full of them, the kernel writes them back page by page, and readers and writers wait.
 pub(super) fn written_bytes(memory_bytes: u64) -> u64 {
     (memory_bytes / WRITTEN_SHARE).min(mount::Config::WRITTEN_BYTES)
 }

@@ -10,24 +10,6 @@ fn pictures_and_ranges() {
 }
 
 #[test]
-fn rates_and_times_have_bounds() {
-    assert_eq!(rate("1MiB"), Ok(RATE_MIN_BYTES));
-    assert_eq!(rate("1048575").unwrap_err(), "write at least 1.0 MiB a second");
-    let apply = |option, value| {
-        let given = ["pumapool", "numa", "apply", "--pid", "1", "--policy", "carrefour", option, value];
-        crate::Cli::try_parse_from(given).is_ok()
-    };
-    for (option, value, is_good) in [
-        ("--for", "0", false),
-        ("--for", "86400", true),
-        ("--for", "18446744073709551615", false),
-        ("--rate", "0", false),
-    ] {
-        assert_eq!(apply(option, value), is_good, "{option} {value}");
-    }
-}
-
-#[test]
 fn what_was_done_is_said() {
     let applied = Applied {
         pages: 1024,

@@ -1,10 +1,6 @@
 //! The options of `pumapool mount`.
 
-use crate::cli::written;
-use crate::cli::{addresses, size};
-use crate::daemon;
-use crate::daemon::{cgroups::CgroupName, pool, security};
-use anyhow::Result;
+use crate::cli::{addresses, cgroups::CgroupName, daemon, pool, security, size, written};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -15,56 +11,56 @@ use wire::address::Address;
 pub struct Options {
     /// The directory whose files are read through the pool.
     #[serde(with = "written::path")]
-    pub(super) source: PathBuf,
+    pub source: PathBuf,
 
     /// Where to mount it. Default: in place, over the directory itself.
     #[serde(with = "written::maybe_path")]
-    pub(super) mountpoint: Option<PathBuf>,
+    pub mountpoint: Option<PathBuf>,
 
     /// A lender: HOST:PORT, [IPV6]:PORT, unix:PATH or vsock:CID:PORT. May be given several times;
     /// each address of a name is a lender. Without a lender, or while it cannot be reached, files
     /// are read from SOURCE.
     #[arg(long, value_name = "ADDR", value_parser = addresses::peer)]
     #[serde(with = "written::texts")]
-    pub(super) lender: Vec<Address>,
+    pub lender: Vec<Address>,
 
     #[command(flatten)]
     #[serde(flatten)]
-    pub(super) pool: pool::Options,
+    pub pool: pool::Options,
 
     #[command(flatten)]
     #[serde(flatten)]
-    pub(super) policies: Policies,
+    pub policies: Policies,
 
     /// Forbid writes, set-uid programs, devices or programs at the mountpoint. May be given several
     /// times.
     #[arg(long, value_enum, value_name = "WHAT")]
-    pub(super) forbid: Vec<Forbidden>,
+    pub forbid: Vec<Forbidden>,
 
     /// Show file systems that are mounted below SOURCE. Without this option their mount points
     /// appear as empty, closed directories. The restrictions of each file system (ro, nosuid,
     /// nodev, noexec) stay in force. Interfaces of the kernel (proc, sysfs, cgroup, ...), FUSE
     /// mounts of other users, and mounts of pumapool are never shown.
     #[arg(long)]
-    pub(super) cross_mounts: bool,
+    pub cross_mounts: bool,
 
     /// Whether pages are put at lenders from the beginning. `pumapool join` begins with `off`, and
     /// turns it on and off.
     #[arg(long, value_enum, default_value_t = Switch::On, hide = true)]
-    pub(super) borrow: Switch,
+    pub borrow: Switch,
 
     /// A lender of the pool that is not used: the one of this node.
     #[arg(long, value_name = "ADDR", hide = true)]
     #[serde(with = "written::maybe_text")]
-    pub(super) except: Option<Address>,
+    pub except: Option<Address>,
 
     #[command(flatten)]
     #[serde(flatten)]
-    pub(super) security: security::Options,
+    pub security: security::Options,
 
     #[command(flatten)]
     #[serde(flatten)]
-    pub(super) daemon: daemon::Options,
+    pub daemon: daemon::Options,
 }
 
 impl Options {
@@ -123,52 +119,52 @@ impl Options {
 pub struct Policies {
     /// Whether a lender keeps a page that it returns.
     #[arg(long, value_enum, default_value_t = StrategyName::Exclusive)]
-    pub(super) strategy: StrategyName,
+    pub strategy: StrategyName,
 
     /// Write to SOURCE before a write returns, or let the page cache gather writes first. `back`
     /// makes small writes faster; do not change SOURCE beside the mount then.
     #[arg(long, value_enum, default_value_t = WriteName::Through)]
-    pub(super) write: WriteName,
+    pub write: WriteName,
 
     /// When to send pages to the lender: when the kernel evicts them (needs BPF), or when they are
     /// read from the disk.
     #[arg(long, value_enum, default_value_t = FillName::Auto)]
-    pub(super) fill: FillName,
+    pub fill: FillName,
 
     /// Skip long sequential reads, unless they repeat, fit at the lenders and are faster there.
     #[arg(long, value_enum, default_value_t = Switch::On)]
-    pub(super) filter: Switch,
+    pub filter: Switch,
     /// Stop using a lender while it is slower than the disk or than the limits.
     #[arg(long, value_enum, default_value_t = Switch::On)]
-    pub(super) gate: Switch,
+    pub gate: Switch,
     /// The gate's limits for the average latency of 15 seconds, in microseconds: it closes above
     /// the first and opens below the second.
     #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().short))]
     #[serde(with = "written::text")]
-    gate_short: Thresholds,
+    pub gate_short: Thresholds,
     /// The gate's limits for the average latency of a minute, in microseconds.
     #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().long))]
     #[serde(with = "written::text")]
-    gate_long: Thresholds,
+    pub gate_long: Thresholds,
     /// If a lender is slow to answer, also read from the disk and use the first answer.
     #[arg(long, value_enum, default_value_t = Switch::On)]
-    pub(super) hedge: Switch,
+    pub hedge: Switch,
     /// Let the kernel read files in SOURCE by itself, at full speed, if the pool is of no use to
     /// them: files opened for reading while no lender is used, and files that are only read in long
     /// streams. It lasts until the file is closed. Needs Linux 6.9, root and `--write through`.
     #[arg(long, value_enum, default_value_t = Switch::On)]
-    pub(super) passthrough: Switch,
+    pub passthrough: Switch,
     /// Allow idmapped mounts of MOUNTPOINT (Linux 6.12), which pods with `hostUsers: false` need.
     /// The kernel then tells the user of a request only where it creates a file: `trusted.`
     /// attributes are not listed, and all other requests count as those of one user, who is not
     /// root.
     #[arg(long)]
-    pub(super) idmapped: bool,
+    pub idmapped: bool,
     /// Stop using a lender for good after it has returned so many pages that do not verify.
     /// Mounting again forgives it.
     #[arg(long, value_name = "COUNT", default_value_t = borrower::BAD_PAGES_MAX,
         value_parser = clap::value_parser!(u64).range(1..))]
-    pub(super) bad_pages: u64,
+    pub bad_pages: u64,
     /// Memory for the catalog of lent pages: 2 MiB for each GiB lent. When the catalog is full,
     /// Puma forgets the least recently used files.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = size::parse_catalog)]
@@ -184,7 +180,7 @@ pub struct Policies {
     /// file system), they are seen at once, and unchanged attributes are kept for a minute from the
     /// second look on. 0: the kernel asks each time.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
-    pub(super) attribute_timeout: f64,
+    pub attribute_timeout: f64,
 
     /// Lend only for this control group and all below it: PATH[,quota=SIZE][,share=NUMBER]. The
     /// quota limits how much of the group is lent. While all lenders are full, groups share the
@@ -193,27 +189,27 @@ pub struct Policies {
     /// May be given several times. `pumapool status --by-cgroup` shows the use of each group.
     #[arg(long, value_name = "GROUP")]
     #[serde(with = "written::texts")]
-    pub(super) cgroup: Vec<CgroupName>,
+    pub cgroup: Vec<CgroupName>,
 
     /// Memory for evicted pages that wait to be sent (a power of two). `auto`: 32 MiB, or a
     /// sixteenth of the memory of the machine (or of the mount's cgroup), if that is less.
     #[arg(long, value_name = "SIZE|auto", default_value_t = Ring::Auto)]
     #[serde(with = "written::text")]
-    pub(super) ring: Ring,
+    pub ring: Ring,
 }
 
 /// Of [`Policies`], what can change while it runs.
 pub const CHANGEABLE: [&str; 3] = ["filter", "gate-short", "gate-long"];
 
 impl Policies {
-    pub(super) fn thresholds(&self) -> borrower::gate::Config {
+    pub fn thresholds(&self) -> borrower::gate::Config {
         borrower::gate::Config { short: self.gate_short.0, long: self.gate_long.0 }
     }
 }
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum StrategyName {
+pub enum StrategyName {
     /// The lender gives it away: local and remote memory add up.
     Exclusive,
     /// The lender keeps it: it need not be sent again.
@@ -222,14 +218,14 @@ pub(super) enum StrategyName {
 
 #[derive(Clone, Copy, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum WriteName {
+pub enum WriteName {
     Through,
     Back,
 }
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum FillName {
+pub enum FillName {
     /// When they are evicted, if BPF is available; otherwise when they are read.
     Auto,
     /// When the kernel evicts them; fails without BPF.
@@ -240,7 +236,7 @@ pub(super) enum FillName {
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Switch {
+pub enum Switch {
     On,
     Off,
 }
@@ -248,7 +244,7 @@ pub(super) enum Switch {
 /// By the names of mount(8).
 #[derive(Clone, Copy, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Forbidden {
+pub enum Forbidden {
     Ro,
     Nosuid,
     Nodev,
@@ -256,7 +252,7 @@ pub(super) enum Forbidden {
 }
 
 impl Forbidden {
-    pub(super) fn flag(self) -> ::mount::MountFlags {
+    pub fn flag(self) -> ::mount::MountFlags {
         match self {
             Forbidden::Ro => ::mount::MountFlags::RDONLY,
             Forbidden::Nosuid => ::mount::MountFlags::NOSUID,
@@ -268,7 +264,7 @@ impl Forbidden {
 
 /// `UPPER,LOWER` in microseconds.
 #[derive(Clone, Copy)]
-struct Thresholds(borrower::gate::Thresholds);
+pub struct Thresholds(borrower::gate::Thresholds);
 
 impl std::fmt::Display for Thresholds {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -292,7 +288,7 @@ impl std::str::FromStr for Thresholds {
 
 /// How large the ring of evicted pages is.
 #[derive(Clone, Copy)]
-pub(super) enum Ring {
+pub enum Ring {
     Auto,
     Bytes(usize),
 }
