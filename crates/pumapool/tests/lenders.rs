@@ -5,7 +5,7 @@ mod setup;
 
 use report::{Link, LinkState};
 use rustix::process::{Pid, Signal, kill_process};
-use setup::{Lender, Mount, PATIENCE, can_run, evict, is_balanced, kill, write_pages};
+use setup::{Lender, Mount, PATIENCE, can_run, evict, is_balanced, kill, unless_stalled, write_pages};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -44,11 +44,11 @@ fn read_at_random(file: &File, bytes: &[u8], seed: u64) -> Option<u64> {
 
 /// A mount that fills on read, so that everything is lent once it was read, and stays there.
 struct Pool {
-    scratch: Scratch,
     bytes: Vec<u8>,
     file: std::path::PathBuf,
     mount: Mount,
     lenders: Vec<Lender>,
+    _scratch: Scratch,
 }
 
 impl Pool {
@@ -78,7 +78,7 @@ impl Pool {
         mount.wait_for("all lenders", |status| {
             addresses.iter().all(|address| lender_of(status, address).state == LinkState::Used)
         });
-        Pool { file: at.join("file"), scratch, bytes, mount, lenders }
+        Pool { file: at.join("file"), bytes, mount, lenders, _scratch: scratch }
     }
 
     /// Has everything read until it is lent, to lenders of similar weights.
@@ -117,9 +117,14 @@ fn tcp_lender() -> Lender {
 #[test]
 fn pages_are_spread_and_a_lender_takes_only_its_own_with_it() {
     let test = "pages_are_spread_and_a_lender_takes_only_its_own_with_it";
-    if !can_run(test) {
-        return;
+    if can_run(test) {
+        unless_stalled(|_| spread_and_lose_lenders(test));
     }
+}
+
+/// An attempt of [`pages_are_spread_and_a_lender_takes_only_its_own_with_it`]. Returns `None` if a
+/// stall of the machine explains what is missed at the end.
+fn spread_and_lose_lenders(test: &str) -> Option<()> {
     let lenders: Vec<_> = (0..4).map(|_| tcp_lender()).collect();
     let addresses: Vec<_> = lenders.iter().map(|lender| lender.address.clone()).collect();
     // Hedges on, as users have it: they are what keeps a lender that is stopped from being waited
@@ -175,13 +180,18 @@ fn pages_are_spread_and_a_lender_takes_only_its_own_with_it() {
     assert!(lent_again, "more is missed than what the one that is away has");
     kill_process(stopped, Signal::CONT).unwrap();
     pool.mount.wait_for("its return", |status| lender_of(status, &addresses[1]).state == LinkState::Used);
-    // But for what was on its way to it when it was given up, and for what is missed because one of
-    // them is late again.
+    // Its pages are still there, except those that were on their way to it when it was given up. A
+    // lender that the machine stalls is late again, and then pages are missed, too.
+    let stalls = setup::stalls();
+    stalls.add(pool.mount.daemon_pid());
+    pool.lenders[1..].iter().for_each(|lender| stalls.add(lender.process.pid()));
     let failures = pool.mount.count(|of| of.get_failures);
     let missed = pool.misses(6);
-    let was_late = pool.mount.count(|of| of.get_failures) > failures;
-    assert!(missed <= UNDER_WAY_PAGES || was_late, "{missed} were lost by it");
-    drop(pool.scratch);
+    if missed > UNDER_WAY_PAGES {
+        setup::all_answered(pool.mount.count(|of| of.get_failures) - failures, &stalls)?;
+        panic!("{missed} were lost by it");
+    }
+    Some(())
 }
 
 #[test]

@@ -120,8 +120,19 @@ fn status_of<T: report::Reported>(pid: u32) -> T {
 /// before the borrower gives it up. `attempt` returns `None` if gets failed because the machine
 /// stalled a daemon ([`all_answered`]); then it is repeated. Any other failure must panic.
 pub fn unless_stalled(mut attempt: impl FnMut(&Stalls) -> Option<()>) {
-    let is_done = (0..ATTEMPTS_MAX).any(|_| attempt(&Stalls::measure(ANSWER_TIMEOUT)).is_some());
+    let is_done = (0..ATTEMPTS_MAX).any(|_| {
+        let is_done = attempt(&stalls()).is_some();
+        if !is_done {
+            println!("the test begins again");
+        }
+        is_done
+    });
     assert!(is_done, "the machine stalled the daemons in each of {ATTEMPTS_MAX} attempts");
+}
+
+/// Begins to measure stalls that make an answer late.
+pub fn stalls() -> Stalls {
+    Stalls::measure(ANSWER_TIMEOUT)
 }
 
 /// Checks that no get failed. Returns `None` if some did and a stall explains it.
@@ -136,7 +147,7 @@ pub fn all_answered(failures: u64, stalls: &Stalls) -> Option<()> {
     let is_explained = testbed::wait_until(STALL_SHOWS, explains_it);
     let stall = stalls.longest();
     assert!(is_explained, "{failures} gets failed, but the machine was not too busy: {stall}");
-    println!("{failures} gets failed because the machine was too busy ({stall}): the test begins again");
+    println!("{failures} gets failed because the machine was too busy: {stall}");
     None
 }
 
