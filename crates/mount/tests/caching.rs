@@ -5,9 +5,11 @@ mod support;
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
+use support::own::{Own, answer_orders, file_of_test};
 use support::*;
 
 const LEN: usize = 8 << 20;
@@ -33,33 +35,32 @@ fn resident_pages_of(file: &File) -> usize {
     pages.iter().filter(|page| **page & 1 != 0).count()
 }
 
-/// All pages of a file, which the kernel may not take back meanwhile: what is missing then was
-/// dropped.
-struct Locked {
-    memory: *mut std::ffi::c_void,
-    len: usize,
-}
-
-impl Locked {
-    fn of(file: &File) -> Locked {
+/// The other process: locks all pages of a file of the test into memory, as long as the process
+/// lives. The order is the number of the test's descriptor.
+#[test]
+#[ignore = "a process of another test"]
+fn locks() {
+    answer_orders(|order| {
+        let file = file_of_test(order.parse().unwrap());
         let len = file.metadata().unwrap().len() as usize;
         // SAFETY: a fresh mapping of `len` bytes, which nobody reads through.
         unsafe {
             let flags = rustix::mm::MapFlags::SHARED;
             let memory =
-                rustix::mm::mmap(std::ptr::null_mut(), len, rustix::mm::ProtFlags::READ, flags, file, 0).unwrap();
-            let locked = Locked { memory, len };
+                rustix::mm::mmap(std::ptr::null_mut(), len, rustix::mm::ProtFlags::READ, flags, &file, 0).unwrap();
             rustix::mm::mlock(memory, len).unwrap();
-            locked
         }
-    }
+        "locked".to_owned()
+    });
 }
 
-impl Drop for Locked {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and there is no reference into it.
-        let _ = unsafe { rustix::mm::munmap(self.memory, self.len) };
-    }
+/// Locks all pages of a file, until the returned process is dropped. The kernel may not evict them,
+/// so a page that is missing then was dropped. Another process does this: this one serves the
+/// mount, so it must not wait in a page fault.
+fn lock(file: &File) -> Own {
+    let mut locker = Own::start("locks");
+    assert_eq!(locker.ask(&file.as_raw_fd().to_string()).as_deref(), Some("locked"));
+    locker
 }
 
 fn drop_below(path: &Path) {
@@ -219,7 +220,7 @@ fn what_is_written_back_stays_cached() {
     });
     fs::write(m.path("a"), pattern(LEN, 3)).unwrap();
     let file = File::options().read(true).write(true).open(m.path("a")).unwrap();
-    let locked = Locked::of(&file);
+    let locked = lock(&file);
     let before = m.mount().status().requested_drops;
     std::thread::scope(|scope| {
         for writer in 0..WRITERS {

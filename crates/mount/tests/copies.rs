@@ -4,12 +4,13 @@
 mod support;
 
 use rustix::fs::copy_file_range;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::fs::{self, File};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use support::own::{Own, answer_orders};
 use support::*;
-use testbed::Done;
 
 const FILE_BYTES: usize = (8 << 20) + 1000;
 
@@ -92,6 +93,40 @@ fn a_copy_shares_blocks() {
     }
 }
 
+/// The other process: counts in the first bytes of a file, through a mapping, from the first order
+/// on, which is the path. It stops at the next order, and answers how many numbers it has stored,
+/// and how many of them were gone.
+#[test]
+#[ignore = "a process of another test"]
+fn counts() {
+    let is_over = Arc::new(AtomicBool::new(false));
+    let mut counter: Option<JoinHandle<(u64, u64)>> = None;
+    answer_orders(|order| {
+        if let Some(counter) = counter.take() {
+            is_over.store(true, Ordering::Relaxed);
+            let (count, lost) = counter.join().unwrap();
+            return format!("{count} {lost}");
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping of a file of that size.
+        let at = unsafe { mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, &open(order), 0).unwrap() };
+        // SAFETY: the mapping is aligned, longer than a number, used by no other thread of this
+        // process, and lives as long as this process.
+        let number: &'static AtomicU64 = unsafe { AtomicU64::from_ptr(at.cast()) };
+        let is_over = is_over.clone();
+        counter = Some(std::thread::spawn(move || {
+            let (mut count, mut lost) = (0, 0);
+            while !is_over.load(Ordering::Relaxed) {
+                lost += u64::from(number.load(Ordering::Relaxed) != count);
+                count += 1;
+                number.store(count, Ordering::Relaxed);
+            }
+            (count, lost)
+        }));
+        "counts".to_owned()
+    });
+}
+
 /// A copy into one part of a page takes nothing that a mapping stores into another part.
 #[test]
 fn a_copy_drops_no_neighbour() {
@@ -103,33 +138,16 @@ fn a_copy_drops_no_neighbour() {
         fs::write(m.path("from"), pattern(4096, 3)).unwrap();
         fs::write(m.path("to"), vec![0; 4096]).unwrap();
         let (from, to) = (open(m.path("from")), open(m.path("to")));
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping of a file of that size.
-        let at = unsafe { mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, &to, 0).unwrap() };
-        // SAFETY: the mapping is aligned, longer than a number, used by no other thread than the
-        // one below, and lives until that has ended.
-        let number = unsafe { AtomicU64::from_ptr(at.cast()) };
-        let done = AtomicBool::new(false);
-        let lost = std::thread::scope(|scope| {
-            let counter = scope.spawn(|| {
-                let (mut count, mut lost) = (0, 0);
-                while !done.load(Ordering::Relaxed) {
-                    lost += u64::from(number.load(Ordering::Relaxed) != count);
-                    count += 1;
-                    number.store(count, Ordering::Relaxed);
-                }
-                lost
-            });
-            let done_at_end = Done(&done);
-            for _ in 0..copies {
-                copy_file_range(&from, Some(&mut 512), &to, Some(&mut 512), 512).unwrap();
-            }
-            drop(done_at_end);
-            counter.join().unwrap()
-        });
-        // SAFETY: the thread that used it has ended.
-        unsafe { munmap(at, 4096).unwrap() };
-        assert_eq!(lost, 0, "stores that were gone");
+        let mut counter = Own::start("counts");
+        assert_eq!(counter.ask(m.path("to").to_str().unwrap()).as_deref(), Some("counts"));
+        for _ in 0..copies {
+            copy_file_range(&from, Some(&mut 512), &to, Some(&mut 512), 512).unwrap();
+        }
+        let counted = counter.ask("stop").unwrap();
+        let (count, lost) = counted.split_once(' ').unwrap();
+        println!("{count} stores beside {copies} copies");
+        assert_eq!(lost, "0", "stores that were gone");
+        assert_ne!(count, "0");
         assert!(fs::read(m.path("to")).unwrap()[512..1024] == pattern(4096, 3)[512..1024]);
     });
 }

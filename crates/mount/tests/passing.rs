@@ -5,7 +5,9 @@ mod support;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use support::own::{Own, answer_orders, file_of_test};
 use support::*;
 
 /// Whether files can be passed through here; else the test is skipped.
@@ -75,7 +77,7 @@ fn who_comes_later_has_it_as_who_has_it_open() {
     reader.read_exact_at(&mut read, 0).unwrap();
     assert!(read == bytes && fs::read(m.below("a")).unwrap() == bytes);
     assert_eq!(requests(&m, "write"), 0);
-    let mapping = Mapping::of(&writer);
+    let mut mapping = Mapping::of(&writer);
     // Pages that the kernel reads ahead into the mount's page cache on demand must not be found
     // there later, although only the first store leaves a trace in the times of the file. (What was
     // seen to have changed before that is dropped meanwhile.)
@@ -119,7 +121,7 @@ fn what_is_stored_through_an_older_mapping_is_read() {
     fs::write(m.below("a"), pattern(64 << 10, 3)).unwrap();
     let reader = File::open(m.path("a")).unwrap();
     let writer = read_write(&m, "a");
-    let mapping = Mapping::of(&writer);
+    let mut mapping = Mapping::of(&writer);
     mapping.store(9000, b"older");
     drop((reader, writer));
     m.wait_until_closed();
@@ -159,52 +161,94 @@ fn set_id_bits_fall_where_files_are_passed() {
     assert_eq!(fs::metadata(m.below("a")).unwrap().permissions().mode() & 0o7777, 0o777);
 }
 
-/// All of a file, shared.
-struct Mapping(*mut std::ffi::c_void, usize);
+/// All of a file, mapped shared.
+struct Mapped(*mut std::ffi::c_void, usize);
 
-impl Mapping {
-    fn of(file: &File) -> Mapping {
+impl Mapped {
+    fn of(file: &File) -> Mapped {
         let len = file.metadata().unwrap().len() as usize;
         let protection = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
         let flags = rustix::mm::MapFlags::SHARED;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
         let memory = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, 0).unwrap() };
-        Mapping(memory, len)
+        Mapped(memory, len)
     }
 
-    fn load(&self, offset: usize, len: usize) -> Vec<u8> {
-        assert!(offset + len <= self.1);
-        // SAFETY: these bytes are in the mapping, and copied at once.
-        unsafe { std::slice::from_raw_parts(self.0.cast::<u8>().add(offset), len) }.to_vec()
-    }
-
-    /// By a process of its own: ours has the daemon in it, which could not grow its memory while
-    /// this waits for it in a page fault.
-    fn store(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= self.1);
-        // As fork(2), but what is open stays open once: it is not closed there, too, and written
-        // because of that.
-        let flags = libc::CLONE_FILES | libc::SIGCHLD;
-        // SAFETY: the other process has a copy of this memory and one thread, copies bytes that fit
-        // into the mapping, and ends.
-        let pid = unsafe {
-            let pid = libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0);
-            if pid == 0 {
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.cast::<u8>().add(offset), bytes.len());
-                libc::_exit(0);
-            }
-            pid
-        };
-        let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).expect("a process can be made");
-        let ended = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).unwrap();
-        assert_eq!(ended.unwrap().1.exit_status(), Some(0));
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping has this length, lives as long as this value, and is used by nothing
+        // else in this process. What other processes write meanwhile, the test knows.
+        unsafe { std::slice::from_raw_parts_mut(self.0.cast(), self.1) }
     }
 }
 
-impl Drop for Mapping {
+impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: the mapping is this value's, and nothing refers to it any more.
         unsafe { rustix::mm::munmap(self.0, self.1).unwrap() };
+    }
+}
+
+/// The other process: maps a file of the test, loads from the mapping, and stores into it.
+#[test]
+#[ignore = "a process of another test"]
+fn maps() {
+    let mut mapped: Option<Mapped> = None;
+    answer_orders(|order| {
+        let words: Vec<&str> = order.split(' ').collect();
+        match (&words[..], &mut mapped) {
+            (["map", descriptor], _) => mapped = Some(Mapped::of(&file_of_test(descriptor.parse().unwrap()))),
+            (["unmap"], _) => mapped = None,
+            (["store", offset, bytes], Some(mapped)) => {
+                let (offset, bytes) =
+                    (offset.parse::<usize>().unwrap(), serde_json::from_str::<Vec<u8>>(bytes).unwrap());
+                mapped.bytes()[offset..offset + bytes.len()].copy_from_slice(&bytes);
+            }
+            (["load", offset, len], Some(mapped)) => {
+                let (offset, len) = (offset.parse::<usize>().unwrap(), len.parse::<usize>().unwrap());
+                return serde_json::to_string(&mapped.bytes()[offset..offset + len]).unwrap();
+            }
+            _ => panic!("{order}"),
+        }
+        "done".to_owned()
+    });
+}
+
+/// A shared mapping of a file of the mount, in a process of its own: this process serves the mount,
+/// so it must not wait in a page fault.
+struct Mapping(Own);
+
+impl Mapping {
+    /// Starts the process. Nothing is mapped yet.
+    fn start() -> Mapping {
+        Mapping(Own::start("maps"))
+    }
+
+    fn of(file: &File) -> Mapping {
+        let mut mapping = Mapping::start();
+        mapping.map(file);
+        mapping
+    }
+
+    /// Maps all of the file, instead of what was mapped. The process has the file open only until
+    /// it is mapped.
+    fn map(&mut self, file: &File) {
+        self.order(&format!("map {}", file.as_raw_fd()));
+    }
+
+    fn unmap(&mut self) {
+        self.order("unmap");
+    }
+
+    fn load(&mut self, offset: usize, len: usize) -> Vec<u8> {
+        serde_json::from_str(&self.0.ask(&format!("load {offset} {len}")).unwrap()).unwrap()
+    }
+
+    fn store(&mut self, offset: usize, bytes: &[u8]) {
+        self.order(&format!("store {offset} {}", serde_json::to_string(bytes).unwrap()));
+    }
+
+    fn order(&mut self, order: &str) {
+        assert_eq!(self.0.ask(order).as_deref(), Some("done"), "{order}");
     }
 }
 
@@ -221,6 +265,7 @@ fn no_order_of_opens_shows_older_bytes() {
     let mut bytes = Vec::new();
     let mut name = String::new();
     let mut open: Vec<(File, bool)> = Vec::new();
+    let mut mapping = Mapping::start();
     let mut opens = 0;
     for steps in 0..5000 {
         // A file that was cached once stays so while the kernel knows it, so the test uses a new
@@ -252,7 +297,11 @@ fn no_order_of_opens_shows_older_bytes() {
                     let news = pattern(random.usize(1..5000), steps);
                     bytes[at..at + news.len()].copy_from_slice(&news);
                     match kind {
-                        5 => Mapping::of(file).store(at, &news),
+                        5 => {
+                            mapping.map(file);
+                            mapping.store(at, &news);
+                            mapping.unmap();
+                        }
                         _ => file.write_all_at(&news, at as u64).unwrap(),
                     }
                 } else if kind == 7 {

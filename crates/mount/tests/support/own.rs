@@ -3,7 +3,10 @@
 #![allow(dead_code)] // Each test binary uses its part of it.
 
 use super::ANSWER_MAX;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getppid, pidfd_getfd, pidfd_open};
+use std::fs::File;
 use std::io::{BufRead, Write};
+use std::os::fd::RawFd;
 use std::process::{ChildStdin, Command, Stdio};
 use testbed::{Line, Process};
 
@@ -47,4 +50,11 @@ pub fn answer_orders(mut answer: impl FnMut(&str) -> String) {
     for order in std::io::stdin().lock().lines() {
         println!(">{}", answer(&order.unwrap()));
     }
+}
+
+/// The other process's part: a file that the process of the test has open, by the number of the
+/// descriptor there. The file is not opened again.
+pub fn file_of_test(descriptor: RawFd) -> File {
+    let test = pidfd_open(getppid().unwrap(), PidfdFlags::empty()).unwrap();
+    pidfd_getfd(test, descriptor, PidfdGetfdFlags::empty()).unwrap().into()
 }
