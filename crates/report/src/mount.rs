@@ -101,7 +101,7 @@ pub struct Guests {
 measured! {
     /// A mount.
     pub struct Mount, "Mounts" of ["mount"] by ["mount"]
-        info "pumapool_mount_info" with [source, version, strategy, write, fill]: "a mount: the directory below, the program's version, and how it is served"
+        info "pumapool_mount_info" with [source, version, strategy, write, fill]: "a mount: the backing directory, the program's version, and how it is served"
     {
         /// The process that represents the mount: the supervisor while it runs.
         pid: u32,
@@ -163,9 +163,9 @@ measured! {
 measured! {
     /// Latencies of gets and of backing reads of a mount.
     pub struct Latencies, "Mounts" of ["mount"] by ["mount"] {
-        /// what gets took until they were answered, or until the directory below was faster
+        /// what gets took until they were answered, or until the backing directory was faster
         get: Times = times Microseconds "pumapool_mount_get_seconds",
-        /// what reads of the directory below took, but for those that raced a get
+        /// what reads of the backing directory took, but for those that raced a get
         below: Times = times Microseconds "pumapool_mount_below_read_seconds",
     }
 }
@@ -173,10 +173,10 @@ measured! {
 measured! {
     /// The recent latency of reads of the backing directory.
     pub struct Disk, "Mounts" of ["mount"] by ["mount"] {
-        /// what short reads of the directory below took lately, on average: what lenders are
+        /// what short reads of the backing directory took lately, on average: what lenders are
         /// compared with
         read_us: Option<u64> = gauge Microseconds "pumapool_mount_below_read_recent_seconds",
-        /// after how long a get is late, and raced by a read of the directory below
+        /// after how long a get is late, and raced by a read of the backing directory
         get_is_late_us: u64 = gauge Microseconds "pumapool_mount_get_late_seconds",
     }
 }
@@ -337,8 +337,8 @@ measured! {
         requests: BTreeMap<String, u64>,
         /// READs that went past the borrower because of O_DIRECT
         direct_reads: u64 = counter Count "pumapool_mount_direct_reads_total",
-        /// opens of files that the kernel reads below by itself, because the pool is of no use to
-        /// them
+        /// opens of files that the kernel reads in the backing directory by itself, because the
+        /// pool is of no use to them
         passed_opens: u64 = counter Count "pumapool_mount_passed_opens_total",
         /// times that the kernel was to drop what it caches of a file, which had changed beside the
         /// mount, or may have
@@ -360,7 +360,7 @@ measured! {
         descriptors_max: u64 = gauge Count "pumapool_mount_descriptors_max",
         /// files of which changes made beside the mount are told
         files_told_of: u64 = gauge Count "pumapool_mount_files_told_of",
-        /// files with pages that were written below and not yet dropped there
+        /// files with pages that were written to the backing file and not yet dropped there
         written_files_pending: u64 = gauge Count "pumapool_mount_pending_files",
         /// bytes of those pages whose writeback has not begun
         written_bytes_pending: u64 = gauge Bytes "pumapool_mount_pending_bytes",
