@@ -95,7 +95,7 @@ impl Pool {
         evict(&self.file);
     }
 
-    /// Reads everything anew; returns how many pages came from the directory below, but for those
+    /// Reads everything anew; returns how many pages came from the backing directory, but for those
     /// that it won a race for: on a busy machine a lender may be late.
     fn misses(&self, seed: u64) -> u64 {
         evict(&self.file);

@@ -62,7 +62,7 @@ impl Mount {
         let missing = |what: &str| taking(io::Error::other(format!("{what} was not given")));
         let Given { state, source, mut devices, opens, nodes } = given;
         let state = state.ok_or_else(|| missing("the state memory"))?;
-        let readable = source.ok_or_else(|| missing("the directory below"))?;
+        let readable = source.ok_or_else(|| missing("the backing directory"))?;
         let device = devices.remove(&0).ok_or_else(|| missing("the connection to the kernel"))?;
         let (memory, state) = Memory::take_over(state).map_err(taking)?;
         let keep = Keep::new(Arc::new(memory), keeper).map_err(taking)?;

@@ -47,8 +47,8 @@ const NOTHING_TO_US: [&str; 25] = [
 /// Options that are refused, with the advice for each.
 const REFUSED: [(&str, &str); 6] = [
     ("sync", "use --write through, which is the default, and fsync"),
-    ("dirsync", "names that change are changed below before the answer; use fsync"),
-    ("strictatime", "times of access are kept by the file system below: mount that one so"),
+    ("dirsync", "names are changed in the backing directory before the answer; use fsync"),
+    ("strictatime", "the backing file system keeps times of access: mount that one with strictatime"),
     ("mand", "there are no mandatory locks"),
     ("nosymfollow", "a mount with FUSE cannot forbid it"),
     ("foreground", "mount(8) would wait for its end; use `pumapool mount`, or systemd's unit"),

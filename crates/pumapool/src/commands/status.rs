@@ -165,7 +165,7 @@ pub(crate) fn print_mount(out: &mut impl Write, mount: &Mount) -> io::Result<()>
     let misses = remote.saturating_add(borrower.below_pages);
     writeln!(
         out,
-        "  misses      {misses} pages, of which {} from the pool, the others from the directory below",
+        "  misses      {misses} pages, of which {} from the pool, the others from the backing directory",
         percent(remote, misses),
     )?;
     print_curve(out, &mount.curve)?;
@@ -292,7 +292,7 @@ fn print_confined(out: &mut impl Write, confined: &Confined) -> io::Result<()> {
 
 fn print_links(out: &mut impl Write, links: &[Link]) -> io::Result<()> {
     if links.is_empty() {
-        return writeln!(out, "  lenders     none: reading from the directory below");
+        return writeln!(out, "  lenders     none: reading from the backing directory");
     }
     for link in links {
         let reason = if link.reason.is_empty() { String::new() } else { format!(" ({})", link.reason) };
