@@ -16,26 +16,13 @@ use cli::{Cli, Command, exit, mount_helper};
 use commands::{
     advise, doctor, generate, host_cache, join, key, lend, mount, numa, role, status, top, umount, upgrade,
 };
-use config::{CommandLine, Merged};
 use std::ffi::OsString;
 use std::fs::File;
-use std::path::PathBuf;
 use std::process::ExitCode;
-
-impl CommandLine for Cli {
-    fn merged(&self) -> Merged {
-        // A command that is not a daemon is never passed on to a child process.
-        Merged { log: self.log.clone(), command: serde_json::to_value(&self.command).unwrap_or_default() }
-    }
-
-    fn from_merged(Merged { log, command }: Merged, config: Option<PathBuf>) -> Result<Cli> {
-        Ok(Cli { log, config, command: serde_json::from_value(command)? })
-    }
-}
 
 fn main() -> ExitCode {
     c_library::set_up();
-    match config::passed::<Cli>() {
+    match config::passed() {
         Ok(None) => {}
         Ok(Some(cli)) => return run(cli, exit::FAILURE),
         Err(error) => return fail(&error, exit::FAILURE),
@@ -48,7 +35,7 @@ fn main() -> ExitCode {
             Err(error) => fail(&error, exit::MOUNT),
         };
     }
-    match config::begin::<Cli>(arguments, false) {
+    match config::begin(arguments, false) {
         Ok(cli) => run(cli, exit::FAILURE),
         Err(error) => fail(&error, exit::FAILURE),
     }

@@ -31,7 +31,7 @@ pub mod upgrade;
 pub mod written;
 
 use crate::log;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -50,6 +50,15 @@ pub struct Cli {
 
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// clap's description of all commands, with inherited options.
+    pub fn built() -> clap::Command {
+        let mut root = Cli::command();
+        root.build();
+        root
+    }
 }
 
 #[derive(Subcommand, Serialize, Deserialize)]

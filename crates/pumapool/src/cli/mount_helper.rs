@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     fn asked(line: &str) -> Result<Wanted> {
-        let root = <crate::cli::Cli as crate::config::CommandLine>::built();
+        let root = crate::cli::Cli::built();
         let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         assert!(is_called(&arguments), "{line}");
         wanted(root.find_subcommand("mount").unwrap(), &arguments)

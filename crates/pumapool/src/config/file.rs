@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     fn expanded(given: &str, text: &str) -> Result<String> {
-        let root = <crate::cli::Cli as crate::config::CommandLine>::built();
+        let root = crate::cli::Cli::built();
         let given: Vec<OsString> = given.split(' ').map(OsString::from).collect();
         let arguments = expand(&root, &given, &ConfigFile { path: Path::new("f.toml"), text })?;
         let arguments: Vec<_> = arguments.iter().map(|word| word.to_str().unwrap()).collect();

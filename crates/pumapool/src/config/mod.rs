@@ -15,9 +15,10 @@
 
 pub mod file;
 
-use crate::cli::{exit, written};
+use crate::cli::{Cli, exit, written};
 use crate::log;
 use anyhow::{Context, Result, anyhow, bail};
+use clap::Parser;
 use clap::error::ErrorKind as Kind;
 use file::{ConfigFile, Said};
 use parking_lot::Mutex;
@@ -57,42 +58,27 @@ const CONFIG_BYTES_MAX: u64 = 64 << 10;
 
 /// Merged options: the log filter and a command, independent of the list of commands.
 #[derive(Clone, Serialize, Deserialize)]
-pub struct Merged {
+struct Merged {
     /// The log filter (`--log`).
-    pub log: String,
+    log: String,
     /// The command with its options, by the names of their fields. Null if the command starts no
     /// process that carries on its work.
-    pub command: Value,
+    command: Value,
 }
 
-/// The command line of the program. Only the program's entry point knows the commands.
-pub trait CommandLine: clap::Parser {
-    /// The options to pass on to another process.
-    fn merged(&self) -> Merged;
+impl Merged {
+    /// The options to pass on to another process. A command that is not a daemon is never passed
+    /// on.
+    fn of(cli: &Cli) -> Merged {
+        Merged { log: cli.log.clone(), command: serde_json::to_value(&cli.command).unwrap_or_default() }
+    }
 
-    /// Restores the options that another process has passed on.
+    /// The options that another process has passed on.
     ///
     /// # Errors
     /// Fails if the options are of another revision and cannot be parsed.
-    fn from_merged(merged: Merged, file: Option<PathBuf>) -> Result<Self>;
-
-    /// clap's description of all commands, with inherited options.
-    fn built() -> clap::Command {
-        let mut root = Self::command();
-        root.build();
-        root
-    }
-}
-
-/// Functions of a [`CommandLine`] that reading a configuration again needs.
-struct Language {
-    built: fn() -> clap::Command,
-    merge: fn(&[OsString]) -> Result<Merged, clap::Error>,
-}
-
-impl Language {
-    fn of<C: CommandLine>() -> Language {
-        Language { built: C::built, merge: |arguments| C::try_parse_from(arguments).map(|line| line.merged()) }
+    fn parse(self, file: Option<PathBuf>) -> Result<Cli> {
+        Ok(Cli { log: self.log, config: file, command: serde_json::from_value(self.command)? })
     }
 }
 
@@ -115,7 +101,6 @@ pub struct Settings {
 
 /// The options with which this process was started.
 struct Began {
-    language: Language,
     /// The command line, as one of `pumapool`.
     given: Vec<OsString>,
     file: Option<PathBuf>,
@@ -181,8 +166,8 @@ impl Changeable {
 /// The options of this process: those of the command line, and those of the file that it names. An
 /// error is returned as one line if there is a file, or for mount(8). Otherwise the process prints
 /// the error and exits.
-pub fn begin<C: CommandLine>(given: Vec<OsString>, for_mount: bool) -> Result<C> {
-    let root = C::built();
+pub fn begin(given: Vec<OsString>, for_mount: bool) -> Result<Cli> {
+    let root = Cli::built();
     let path = file::named(&given).map(std::path::absolute).transpose().context("--config")?;
     let kept = std::env::var(TEXT).ok().filter(|_| std::env::var_os(INHERITED).is_some());
     let text = match (&path, kept) {
@@ -204,16 +189,16 @@ pub fn begin<C: CommandLine>(given: Vec<OsString>, for_mount: bool) -> Result<C>
             std::process::exit(exit::USAGE.into())
         }
     };
-    let line = C::try_parse_from(arguments).map_err(wrong)?;
-    begin_with::<C>(Settings { merged: line.merged(), given, file: path, text }, false);
-    Ok(line)
+    let cli = Cli::try_parse_from(arguments).map_err(wrong)?;
+    begin_with(Settings { merged: Merged::of(&cli), given, file: path, text }, false);
+    Ok(cli)
 }
 
-fn begin_with<C: CommandLine>(settings: Settings, was_passed: bool) {
-    let (given, file, language) = (settings.given.clone(), settings.file.clone(), Language::of::<C>());
+fn begin_with(settings: Settings, was_passed: bool) {
+    let (given, file) = (settings.given.clone(), settings.file.clone());
     let now = Now::new(settings);
     let first = now.options.clone();
-    let _ = BEGAN.set(Began { language, given, file, first, was_passed, now: Mutex::new(now) });
+    let _ = BEGAN.set(Began { given, file, first, was_passed, now: Mutex::new(now) });
 }
 
 /// The options that another process of this program has passed to this one. Must be called first,
@@ -221,7 +206,7 @@ fn begin_with<C: CommandLine>(settings: Settings, was_passed: bool) {
 ///
 /// # Errors
 /// Fails if they cannot be parsed: a program of another revision may have passed them.
-pub fn passed<C: CommandLine>() -> Result<Option<C>> {
+pub fn passed() -> Result<Option<Cli>> {
     let Some(number) = std::env::var(SETTINGS).ok().and_then(|number| number.parse::<RawFd>().ok()) else {
         return Ok(None);
     };
@@ -234,9 +219,9 @@ pub fn passed<C: CommandLine>() -> Result<Option<C>> {
     let file = File::from(unsafe { OwnedFd::from_raw_fd(number) });
     let no_sense = "the options that were passed on make no sense; are they of another revision? Start it again";
     let settings: Settings = serde_json::from_slice(&read_memory(&file)?).context(no_sense)?;
-    let line = C::from_merged(settings.merged.clone(), settings.file.clone()).context(no_sense)?;
-    begin_with::<C>(settings, true);
-    Ok(Some(line))
+    let cli = settings.merged.clone().parse(settings.file.clone()).context(no_sense)?;
+    begin_with(settings, true);
+    Ok(Some(cli))
 }
 
 /// Creates a file in memory with these settings, which the started command inherits.
@@ -362,14 +347,14 @@ pub fn accept(file: &File) {
 impl Began {
     /// Merges the command line and this text.
     fn parse(&self, path: &Path, text: String) -> Result<Settings> {
-        let root = (self.language.built)();
+        let root = Cli::built();
         let arguments = file::expand(&root, &self.given, &ConfigFile { path, text: &text })?;
-        let merged = (self.language.merge)(&arguments).map_err(|error| one_line(&error))?;
-        Ok(Settings { merged, given: self.given.clone(), file: self.file.clone(), text: Some(text) })
+        let cli = Cli::try_parse_from(&arguments).map_err(|error| one_line(&error))?;
+        Ok(Settings { merged: Merged::of(&cli), given: self.given.clone(), file: self.file.clone(), text: Some(text) })
     }
 
     fn reload(&self, path: &Path, text: String, changeable: &Changeable) -> Result<()> {
-        let root = (self.language.built)();
+        let root = Cli::built();
         let said = Said::of(&root, &self.given);
         let after = Now::new(self.parse(path, text)?);
         let mut now = self.now.lock();
@@ -457,8 +442,6 @@ pub fn read(path: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::Cli;
-    use clap::Parser;
 
     /// Each daemon with some of its options.
     const LINES: [&str; 6] = [
@@ -476,25 +459,25 @@ mod tests {
         for line in LINES {
             let given: Vec<OsString> = ["pumapool"].into_iter().chain(line.split(' ')).map(OsString::from).collect();
             let cli = Cli::try_parse_from(&given).unwrap();
-            let before = options(cli.merged().command);
+            let before = options(Merged::of(&cli).command);
             let command = Said::of(&root, &given).command;
             for argument in file::options(command).filter(|argument| file::key(argument) != "log") {
                 assert!(before.contains_key(argument.get_id().as_str()), "{line}: {argument} is not passed on");
             }
             let (file, text) = (Some("/c".into()), Some("x = 1".to_owned()));
-            let settings = Settings { merged: cli.merged(), given: given.clone(), file, text };
+            let settings = Settings { merged: Merged::of(&cli), given: given.clone(), file, text };
             let bytes = serde_json::to_vec(&settings).unwrap();
             let after: Settings = serde_json::from_slice(&bytes).unwrap();
             assert_eq!((after.given, after.text), (given, settings.text), "{line}");
-            let cli = Cli::from_merged(after.merged, after.file).unwrap();
-            assert_eq!(options(cli.merged().command), before, "{line}");
+            let cli = after.merged.parse(after.file).unwrap();
+            assert_eq!(options(Merged::of(&cli).command), before, "{line}");
         }
     }
 
     #[test]
     fn options_are_described_as_they_are_written() {
         let cli = Cli::try_parse_from(format!("pumapool {}", LINES[0]).split(' ')).unwrap();
-        let options = options(cli.merged().command);
+        let options = options(Merged::of(&cli).command);
         let all =
             ["rate", "reserve", "capacity", "cpu", "seeds", "key", "foreground"].map(|id| described(&options, id));
         assert_eq!(all, ["8MiB", "256MiB", "64MiB", "50", "a:1", "as it is without it", "false"]);

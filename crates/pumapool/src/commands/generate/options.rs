@@ -110,7 +110,6 @@ fn sentence(help: &str) -> String {
 mod tests {
     use super::*;
     use crate::cli::Cli;
-    use crate::config::CommandLine;
 
     #[test]
     fn the_committed_page_is_what_the_code_says() {
