@@ -109,7 +109,7 @@ fn counts() {
         }
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping of a file of that size.
-        let at = unsafe { mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, &open(order), 0).unwrap() };
+        let at = unsafe { mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, open(order), 0).unwrap() };
         // SAFETY: the mapping is aligned, longer than a number, used by no other thread of this
         // process, and lives as long as this process.
         let number: &'static AtomicU64 = unsafe { AtomicU64::from_ptr(at.cast()) };
