@@ -108,6 +108,22 @@ impl Pool {
         assert_eq!(read_at_random(&File::open(&self.file).unwrap(), &self.bytes, seed), None, "a wrong byte");
         missed() - before
     }
+
+    /// Reads everything anew, and checks that at most `max` pages come from the backing directory,
+    /// as [`Pool::misses`] counts them. Returns `None` if there are more, because the machine
+    /// stalled the mount or one of these lenders, which have all pages.
+    fn misses_at_most(&self, max: u64, seed: u64, lenders: &[Lender]) -> Option<()> {
+        let stalls = setup::stalls();
+        stalls.add(self.mount.daemon_pid());
+        lenders.iter().for_each(|lender| stalls.add(lender.process.pid()));
+        let failures = self.mount.count(|of| of.get_failures);
+        let missed = self.misses(seed);
+        if missed > max {
+            setup::all_answered(self.mount.count(|of| of.get_failures) - failures, &stalls)?;
+            panic!("{missed} pages were missed, and no get failed: {}", self.mount.status());
+        }
+        Some(())
+    }
 }
 
 fn tcp_lender() -> Lender {
@@ -123,7 +139,7 @@ fn pages_are_spread_and_a_lender_takes_only_its_own_with_it() {
 }
 
 /// An attempt of [`pages_are_spread_and_a_lender_takes_only_its_own_with_it`]. Returns `None` if a
-/// stall of the machine explains what is missed at the end.
+/// stall of the machine explains what is missed.
 fn spread_and_lose_lenders(test: &str) -> Option<()> {
     let lenders: Vec<_> = (0..4).map(|_| tcp_lender()).collect();
     let addresses: Vec<_> = lenders.iter().map(|lender| lender.address.clone()).collect();
@@ -146,14 +162,7 @@ fn spread_and_lose_lenders(test: &str) -> Option<()> {
     };
     assert!(wait_until(PATIENCE, is_spread), "{:?}", shares());
     let shares = shares();
-    // The first time it may not hold, if a lender was later than is waited for; what was missed
-    // then is lent anew.
-    let mut seed = 100;
-    let nothing_missed = wait_until(PATIENCE, || {
-        seed += 1;
-        pool.misses(seed) == 0
-    });
-    assert!(nothing_missed, "{}", pool.mount.status());
+    pool.misses_at_most(0, 1, &pool.lenders)?;
 
     // One dies, another is stopped: their pages are missed, and nothing else is.
     kill(pool.lenders[0].process.pid());
@@ -173,6 +182,7 @@ fn spread_and_lose_lenders(test: &str) -> Option<()> {
     pool.mount.wait_for("everything lent again", |status| status.puts_under_way == 0);
     pool.mount.wait_for("the stop", |status| lender_of(status, &addresses[1]).state != LinkState::Used);
     // Not all at once: what finds no put buffer is not lent.
+    let mut seed = 100;
     let lent_again = wait_until(PATIENCE, || {
         seed += 1;
         pool.misses(seed) <= shares[1]
@@ -180,18 +190,8 @@ fn spread_and_lose_lenders(test: &str) -> Option<()> {
     assert!(lent_again, "more is missed than what the one that is away has");
     kill_process(stopped, Signal::CONT).unwrap();
     pool.mount.wait_for("its return", |status| lender_of(status, &addresses[1]).state == LinkState::Used);
-    // Its pages are still there, except those that were on their way to it when it was given up. A
-    // lender that the machine stalls is late again, and then pages are missed, too.
-    let stalls = setup::stalls();
-    stalls.add(pool.mount.daemon_pid());
-    pool.lenders[1..].iter().for_each(|lender| stalls.add(lender.process.pid()));
-    let failures = pool.mount.count(|of| of.get_failures);
-    let missed = pool.misses(6);
-    if missed > UNDER_WAY_PAGES {
-        setup::all_answered(pool.mount.count(|of| of.get_failures) - failures, &stalls)?;
-        panic!("{missed} were lost by it");
-    }
-    Some(())
+    // Its pages are still there, except those that were on their way to it when it was given up.
+    pool.misses_at_most(UNDER_WAY_PAGES, 6, &pool.lenders[1..])
 }
 
 #[test]
