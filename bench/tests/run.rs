@@ -1,12 +1,12 @@
 //! Tests of the benches, with minimal data: they are listed, wrong names are reported, each has its
-//! figures in the right place, and nothing is left behind.
+//! figures in the right place, and nothing is left behind. The figures themselves mean nothing:
+//! other tests run at the same time.
 
 use serde_json::Value;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, PoisonError};
 use testbed::{Scratch, SlowDisk, sibling_binary, skip};
 
 fn bench(arguments: &[&str]) -> Output {
@@ -75,9 +75,6 @@ fn a_bad_name_is_told_in_one_line() {
     assert!(said.lines().count() == 1 && said.contains("no-such-bench") && said.contains("never-slower"), "{said}");
 }
 
-/// They need the machine for themselves: one at a time.
-static TURN: Mutex<()> = Mutex::new(());
-
 /// A directory on a disk. `None`, with a message, if the machine lacks something that benches need.
 fn place(name: &str) -> Option<Scratch> {
     let scratch = Scratch::new_in(Path::new(env!("CARGO_TARGET_TMPDIR")), &format!("bench-{name}")).unwrap();
@@ -102,7 +99,6 @@ fn place(name: &str) -> Option<Scratch> {
 fn tiny(name: &str) -> Option<Value> {
     let scratch = place(name)?;
     let test = format!("a tiny {name}");
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = scratch.path().to_str().unwrap();
     let output = bench(&[name, "--tiny", "--json", "--seed", "7", "--dir", directory]);
     let (said, complained) = (text(&output.stdout), text(&output.stderr));
@@ -239,7 +235,6 @@ fn the_papers_experiments_have_their_results() {
     let Some(scratch) = place("paper") else { return };
     let results = Scratch::new("paper-results").unwrap();
     let (directory, kept) = (scratch.path().to_str().unwrap(), results.path().to_str().unwrap());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // Its name, a row of its table, and the number of rows; `None`: some.
     let experiments = [
         ("random-read", "| exclusive | 5 |", Some(6)),
