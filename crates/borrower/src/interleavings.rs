@@ -20,8 +20,8 @@
 
 use crate::core::{Change, Core, Outcome, Setup, Strategy};
 use crate::put::buffers::Batch;
-use crate::read::batch::{ReadBatch, Response};
-use crate::read::state::{Event, PageResult, ReadState, Step};
+use crate::read::batch::ReadBatch;
+use crate::read::state::{Event, PageResult, ReadState, Response, Step};
 use crate::{File, FileIdentity, Stamp};
 use page::{ChecksumKey, FileKey, PAGE_SIZE, Page, Version};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -183,7 +183,7 @@ impl World {
                 Step::Ask(_) => Event::Asked,
                 Step::Receive => {
                     got = self.get(reading.request(), reading.unanswered(), buf);
-                    Event::Answered(&got)
+                    Event::Responded(Response::Answered(&got))
                 }
                 Step::ReadBacking(_) => {
                     buf.copy_from_slice(&page(self.below.lock().0[at]));

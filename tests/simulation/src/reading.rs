@@ -6,8 +6,8 @@ use crate::context::Context;
 use crate::file::{Cached, UNIT_BYTES, UNITS, decode};
 use crate::machine::{Machine, Task, Wrong};
 use crate::oracle::EOF;
-use crate::together::{Asking, Heard};
-use borrower::read::state::{Event, RacedRead, ReadState, Step};
+use crate::together::Asking;
+use borrower::read::state::{Event, RacedRead, ReadState, Response, Step};
 use page::{PAGE_SIZE, PageRange};
 
 /// A read by an application.
@@ -188,23 +188,22 @@ impl Machine {
         let positions = self.positions();
         let offset = request.offset();
         let (reading, buf) = (&mut request.reading, &mut request.buf);
+        let mut got = Vec::new();
         let mut fails = || context.weather.fails(&mut context.random);
         let event = match reading.step(&self.core, &known, Event::Go, buf) {
             Step::Begin => Event::Begin { state: known.lock(), positions, waits: true },
             Step::Fill => Event::Fill,
             Step::Ask(lender) => {
                 request.asking = self.ask(context, lender, reading.request().to_vec());
-                if request.asking.is_some() { Event::Asked } else { Event::NotAsked }
+                if request.asking.is_some() { Event::Asked } else { Event::Responded(Response::NotAsked) }
             }
             Step::Receive => {
                 let Some(asking) = &mut request.asking else { unreachable!("the request was sent") };
-                match self.receive(context, asking, reading.unanswered(), buf) {
-                    Some(Heard::Pages(got)) => {
-                        reading.step(&self.core, &known, Event::Answered(&got), buf);
-                        return Progress::UnderWay;
+                match self.receive(context, asking, reading.unanswered(), &mut got, buf) {
+                    Some(Response::Late(_)) => {
+                        Event::Responded(Response::Late(self.race(context, at, offset, buf.len())))
                     }
-                    Some(Heard::Late) => Event::Late(self.race(context, at, offset, buf.len())),
-                    Some(Heard::Broken) => Event::Failed,
+                    Some(response) => Event::Responded(response),
                     None => return Progress::UnderWay,
                 }
             }

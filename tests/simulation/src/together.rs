@@ -5,8 +5,8 @@ use crate::lending::{Answer, Asked};
 use crate::machine::{Doing, Machine};
 use crate::reading::Request;
 use borrower::File;
-use borrower::read::batch::{ReadBatch, Response};
-use borrower::read::state::{Event, PageResult, Step};
+use borrower::read::batch::ReadBatch;
+use borrower::read::state::{Event, PageResult, Response, Step};
 use page::PAGE_SIZE;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,16 +24,6 @@ pub(crate) struct Asking {
     session: u64,
     /// The rest of its answer, if a part of it was received.
     rest: Option<Answer>,
-}
-
-/// The result of a request.
-pub(crate) enum Heard {
-    /// The results of these pages, whose bytes are in the buffer.
-    Pages(Vec<PageResult>),
-    /// The answer is late, and is not waited for. It still arrives, and is discarded.
-    Late,
-    /// The connection broke.
-    Broken,
 }
 
 /// READs in progress together.
@@ -59,29 +49,33 @@ impl Machine {
         Some(Asking { lender, number, session, rest: None })
     }
 
-    /// Receives the answer, or a part of it, if it has arrived. Its bytes go to these places.
-    pub(crate) fn receive(
+    /// Receives the answer, or a part of it, if it has arrived. Its bytes go to these places, and
+    /// the pages' results to `got`. A late answer is not waited for; it still arrives, and is
+    /// discarded. The caller may read the backing file instead.
+    pub(crate) fn receive<'g>(
         &mut self,
         context: &mut Context,
         asking: &mut Asking,
         places: &[usize],
+        got: &'g mut Vec<PageResult>,
         buf: &mut [u8],
-    ) -> Option<Heard> {
+    ) -> Option<Response<'g>> {
         let lender = usize::from(asking.lender);
         let link = &mut self.links[lender];
         let lost = link.session != Some(asking.session);
         let [late, impatient] = [(); 2].map(|()| context.random.u32(0..200) == 0);
-        let heard = match asking.rest.take().or_else(|| link.answers.remove(&asking.number)) {
-            None if !lost && late => Heard::Late,
+        let response = match asking.rest.take().or_else(|| link.answers.remove(&asking.number)) {
+            None if !lost && late => Response::Late(None),
             None if !lost && !impatient => return None,
             Some(mut answer) if !answer.cut => {
                 let count = context.random.usize(1..=answer.got.len());
-                let (got, pages) = (answer.got.split_off(count), answer.pages.split_off(count));
+                let (rest, rest_pages) = (answer.got.split_off(count), answer.pages.split_off(count));
                 for (place, page) in places.iter().zip(&answer.pages) {
                     buf[*place..*place + PAGE_SIZE].copy_from_slice(page);
                 }
-                asking.rest = (!got.is_empty()).then_some(Answer { got, pages, cut: false });
-                Heard::Pages(answer.got)
+                asking.rest = (!rest.is_empty()).then_some(Answer { got: rest, pages: rest_pages, cut: false });
+                *got = answer.got;
+                Response::Answered(got)
             }
             _ => {
                 // A part of it may have arrived.
@@ -91,10 +85,10 @@ impl Machine {
                 if !lost {
                     self.lose(context, lender);
                 }
-                Heard::Broken
+                Response::Failed
             }
         };
-        Some(heard)
+        Some(response)
     }
 
     /// A READ without any progress begins in a batch, if one lender has all of it; other READs that
@@ -183,25 +177,21 @@ impl Machine {
         }
         let Some(asking) = of.asking.front_mut() else { return };
         let first = of.batch.first_unanswered();
-        match self.receive(context, asking, of.batch.unanswered(), &mut of.buf) {
-            None => {}
-            Some(Heard::Pages(got)) => {
-                if asking.rest.is_none() {
-                    of.asking.pop_front();
-                }
-                self.answered(of, Response::Answered(&got));
-            }
-            Some(Heard::Late) => {
+        let mut got = Vec::new();
+        let response = self.receive(context, asking, of.batch.unanswered(), &mut got, &mut of.buf);
+        let is_done = asking.rest.is_none();
+        let Some(mut response) = response else { return };
+        match &mut response {
+            Response::Answered(_) if is_done => drop(of.asking.pop_front()),
+            Response::Answered(_) => {}
+            Response::Late(raced) => {
                 of.is_over = true;
                 let offset = of.batch.reading(first).range().first * PAGE_SIZE as u64;
-                let raced = self.race(context, of.files[first].0, offset, of.batch.place(first).len());
-                self.answered(of, Response::Late(raced));
+                *raced = self.race(context, of.files[first].0, offset, of.batch.place(first).len());
             }
-            Some(Heard::Broken) => {
-                of.is_over = true;
-                self.answered(of, Response::Failed);
-            }
+            Response::NotAsked | Response::Failed => of.is_over = true,
         }
+        self.answered(of, response);
     }
 
     /// The batch handles a response. One stamp of a file is enough for all READs that were filled

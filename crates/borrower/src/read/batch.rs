@@ -11,7 +11,7 @@
 use crate::catalog::File;
 use crate::catalog::file::FileState;
 use crate::core::Core;
-use crate::read::state::{Event, PageResult, RacedRead, ReadState, Step};
+use crate::read::state::{Event, ReadState, Response, Step};
 use page::PAGE_SIZE;
 use std::ops::Range;
 use sync::MutexGuard;
@@ -23,31 +23,6 @@ pub const BATCH_READS_MAX: usize = 32;
 /// The maximum number of pages of a batch.
 const BATCH_PAGES_MAX: usize = 256;
 const _: () = assert!(BATCH_PAGES_MAX <= ITEMS_MAX);
-
-/// The lender's response to the next requested pages, or the reason why there is none.
-#[derive(Debug)]
-pub enum Response<'a> {
-    /// The result for each page. The bytes are in the buffer.
-    Answered(&'a [PageResult]),
-    /// The request could not be sent.
-    NotAsked,
-    /// The rest will get no response.
-    Failed,
-    /// The response to the rest is late. The backing file may have been read instead, for the first
-    /// READ that was not answered.
-    Late(Option<RacedRead>),
-}
-
-impl<'a> From<Response<'a>> for Event<'a, '_> {
-    fn from(response: Response<'a>) -> Self {
-        match response {
-            Response::Answered(got) => Event::Answered(got),
-            Response::NotAsked => Event::NotAsked,
-            Response::Failed => Event::Failed,
-            Response::Late(raced) => Event::Late(raced),
-        }
-    }
-}
 
 /// READs in progress together. The structure is reused, so answering READs allocates nothing.
 #[derive(Default)]
@@ -179,15 +154,15 @@ impl ReadBatch {
         while self.answered < self.asked {
             let reading = &mut self.readings[self.answered];
             let left = reading.unanswered().len();
-            let event = match &mut response {
+            let part = match &mut response {
                 Response::Answered([]) => break,
-                Response::Answered(got) => Event::Answered(got.split_off(..left.min(got.len())).unwrap_or_default()),
-                Response::NotAsked => Event::NotAsked,
-                Response::Failed => Event::Failed,
-                Response::Late(raced) => Event::Late(raced.take()),
+                Response::Answered(got) => Response::Answered(got.split_off(..left.min(got.len())).unwrap_or_default()),
+                Response::NotAsked => Response::NotAsked,
+                Response::Failed => Response::Failed,
+                Response::Late(raced) => Response::Late(raced.take()),
             };
             let place = self.places[self.answered].clone();
-            reading.step(core, file(self.answered), event, &mut buf[place]);
+            reading.step(core, file(self.answered), Event::Responded(part), &mut buf[place]);
             bad_pages += reading.take_bad_pages();
             let still_left = reading.unanswered().len();
             self.answered_pages += left - still_left;

@@ -83,7 +83,8 @@ impl<B: BackingFile> ReadDriver<'_, B> {
                 }
                 Step::Receive => {
                     let Some(asking) = &mut pipeline else { unreachable!("a request was sent") };
-                    asking.receive(worker, self.read, 0..buf.len(), reading.unanswered(), got, buf).into()
+                    let places = reading.unanswered();
+                    Event::Responded(asking.receive(worker, self.read, 0..buf.len(), places, got, buf))
                 }
                 Step::ReadBacking(part) => {
                     let at = offset + part.start as u64;

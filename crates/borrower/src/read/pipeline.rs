@@ -10,9 +10,8 @@
 use crate::net::connection::{ANSWER_TIMEOUT, GetConnection};
 use crate::net::link::{Link, Taken};
 use crate::policy::latencies::Size;
-use crate::read::batch::Response;
 use crate::read::race::Race;
-use crate::read::state::{PageResult, RacedRead};
+use crate::read::state::{PageResult, RacedRead, Response};
 use crate::under_way::OneUnderWay;
 use crate::{BackingFile, Borrower, ReadRequest, Reads};
 use page::PAGE_SIZE;

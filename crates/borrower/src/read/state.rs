@@ -74,6 +74,21 @@ impl RacedRead {
     }
 }
 
+/// The lender's response to the next requested pages, or the reason why there is none.
+#[derive(Debug)]
+pub enum Response<'a> {
+    /// The results for the next pages. Their bytes are in the buffer.
+    Answered(&'a [PageResult]),
+    /// The request could not be sent, so this tells nothing about the lender's pages.
+    NotAsked,
+    /// The rest of the request will get no response. Whether the lender has the pages is not known.
+    Failed,
+    /// The response to the rest of the request is late, and the driver does not wait for it. The
+    /// lender still has the pages, unless it gives away what it answers. The backing file may have
+    /// been read instead meanwhile.
+    Late(Option<RacedRead>),
+}
+
 /// The event since the last [`Step`]. An event that does not fit that step changes nothing: the
 /// same step is returned again.
 pub enum Event<'a, 'f> {
@@ -92,16 +107,8 @@ pub enum Event<'a, 'f> {
     Fill,
     /// The request was sent.
     Asked,
-    /// The request could not be sent, so it tells nothing about the lender's pages.
-    NotAsked,
-    /// A response to the next pages of the request has arrived. Their bytes are in the buffer.
-    Answered(&'a [PageResult]),
-    /// The rest of the request will get no response. Whether the lender has the pages is not known.
-    Failed,
-    /// The response to the rest of the request is late, and the driver does not wait for it. The
-    /// lender still has the pages, unless it gives away what it answers. The backing file may have
-    /// been read instead meanwhile.
-    Late(Option<RacedRead>),
+    /// The lender has responded, or will not.
+    Responded(Response<'a>),
     /// This number of bytes was read from the backing file.
     Read(usize),
     /// This number of bytes was read from the backing file while this lock was held.
@@ -123,10 +130,10 @@ pub enum Step<'f> {
     Wait(MutexGuard<'f, FileState>),
     /// The READ has begun. It needs its buffer: [`Event::Fill`].
     Fill,
-    /// Send [`ReadState::request`] to this lender: [`Event::Asked`], [`Event::NotAsked`].
+    /// Send [`ReadState::request`] to this lender: [`Event::Asked`], or [`Event::Responded`] with
+    /// [`Response::NotAsked`].
     Ask(u8),
-    /// Receive the bytes for [`ReadState::unanswered`]: [`Event::Answered`], [`Event::NotAsked`],
-    /// [`Event::Failed`], [`Event::Late`].
+    /// Receive the bytes for [`ReadState::unanswered`]: [`Event::Responded`].
     Receive,
     /// Read these bytes of the buffer from the backing file: [`Event::Read`],
     /// [`Event::BackingFailed`].
@@ -237,14 +244,17 @@ impl ReadState {
                 self.note_missed(core, file);
                 self.stage = Stage::Receive;
             }
-            (Event::NotAsked, Stage::Ask(_) | Stage::Receive) => self.answered(core, file, None, false, buf),
-            (Event::Answered(got), Stage::Receive) => self.answered(core, file, Some(got), true, buf),
-            (Event::Failed, Stage::Receive) => self.answered(core, file, None, true, buf),
-            (Event::Late(raced), Stage::Receive) => {
-                self.late(core);
-                self.raced = raced.or(self.raced.take());
-                self.go_on(core, file, buf);
-            }
+            (Event::Responded(Response::NotAsked), Stage::Ask(_)) => self.answered(core, file, None, false, buf),
+            (Event::Responded(response), Stage::Receive) => match response {
+                Response::Answered(got) => self.answered(core, file, Some(got), true, buf),
+                Response::NotAsked => self.answered(core, file, None, false, buf),
+                Response::Failed => self.answered(core, file, None, true, buf),
+                Response::Late(raced) => {
+                    self.late(core);
+                    self.raced = raced.or(self.raced.take());
+                    self.go_on(core, file, buf);
+                }
+            },
             (Event::Read(read), Stage::Plain) => {
                 core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
                 self.stage = if read < self.len { Stage::LookShort(read) } else { Stage::End(read) };

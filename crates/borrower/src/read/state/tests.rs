@@ -74,7 +74,7 @@ impl World {
                     let pages = reading.request().iter().zip(reading.unanswered());
                     got.clear();
                     got.extend(pages.map(|(key, place)| answer(key, *place)));
-                    Event::Answered(&got)
+                    Event::Responded(Response::Answered(&got))
                 }
                 Step::ReadBacking(part) => {
                     buf[part.clone()].copy_from_slice(&self.below[part.clone()]);
