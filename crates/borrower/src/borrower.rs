@@ -2,20 +2,19 @@
 //! for every change.
 
 use crate::backing::{FileIdentity, Stamp, Writers};
+use crate::catalog::File;
 use crate::catalog::entry::{Place, VERSION_MAX};
 use crate::catalog::file::{Filter, Left};
-use crate::catalog::{Census, File};
 use crate::change::ChangeGuard;
-use crate::config::{Config, LeftLender, LenderAddress, LenderStatus, Session};
+use crate::config::{Config, LeftLender, LenderAddress, Session};
 use crate::core::{Change, Core, ProtocolError, Setup};
-use crate::metrics::{Histogram, Metrics, Times};
+use crate::metrics::{Histogram, Metrics};
 use crate::net::link::Link;
 use crate::net::links::Links;
-use crate::policy::curve::CurveStatus;
 use crate::policy::gate;
 use crate::policy::hedging::Hedges;
 use crate::policy::latencies::Size;
-use crate::put::cgroups::{CgroupStatus, Resolver};
+use crate::put::cgroups::Resolver;
 use crate::put::demoted::Demotion;
 use crate::read::race::Racers;
 use crate::under_way::{Disk, UnderWay};
@@ -207,7 +206,7 @@ impl Borrower {
     }
 
     /// Returns the status of each lender.
-    pub fn lenders(&self) -> Vec<LenderStatus> {
+    pub fn lenders(&self) -> Vec<report::Link> {
         self.links.all().iter().map(|link| link.status(self)).collect()
     }
 
@@ -348,19 +347,13 @@ impl Borrower {
         &self.core.metrics
     }
 
-    /// Returns the times of gets until they were answered, or until the backing directory was
-    /// faster.
-    pub fn get_times(&self) -> Times {
-        self.get_times.read()
-    }
-
-    /// Returns the times of reads of the backing directory, except those that raced a get.
-    pub fn below_times(&self) -> Times {
-        self.below_times.read()
+    /// Returns the times of gets, and of reads of the backing directory.
+    pub fn latencies(&self) -> report::Latencies {
+        report::Latencies { get: self.get_times.read(), below: self.below_times.read() }
     }
 
     /// Returns the catalog's totals.
-    pub fn census(&self) -> Census {
+    pub fn census(&self) -> report::Catalog {
         self.core.catalog.census()
     }
 
@@ -370,17 +363,25 @@ impl Borrower {
     }
 
     /// Returns the estimated hit ratios of pools of other sizes.
-    pub fn curve(&self) -> CurveStatus {
+    pub fn curve(&self) -> report::Curve {
         self.core.curve.status()
     }
 
     /// Returns the tap's counters, if there is a tap.
-    pub fn tap_counters(&self) -> Option<tap::Counters> {
-        self.positions.as_ref().map(|_| *self.tap_counters.lock())
+    pub fn tap_counters(&self) -> Option<report::Tap> {
+        self.positions.as_ref()?;
+        let tap::Counters { captured, omitted, ring_full, invalidated, unreadable } = *self.tap_counters.lock();
+        Some(report::Tap {
+            captured_pages: captured,
+            omitted_pages: omitted,
+            ring_full_pages: ring_full,
+            invalidated_pages: invalidated,
+            unreadable_pages: unreadable,
+        })
     }
 
     /// Returns the status of the control groups, if they are distinguished.
-    pub fn cgroups(&self) -> Option<Vec<CgroupStatus>> {
+    pub fn cgroups(&self) -> Option<Vec<report::Cgroup>> {
         self.resolver.as_ref().map(|resolver| resolver.lock().status(&self.core.catalog.groups))
     }
 

@@ -7,7 +7,6 @@ use crate::core::Strategy;
 use crate::policy::gate;
 use crate::put::cgroups::Cgroups;
 use page::Version;
-use serde::Serialize;
 use wire::address::Address;
 use wire::secure::Security;
 
@@ -86,56 +85,6 @@ impl From<Address> for LenderAddress {
     fn from(address: Address) -> LenderAddress {
         LenderAddress { address, id: None }
     }
-}
-
-/// The status of a lender.
-#[derive(Clone, Debug, Serialize)]
-pub struct LenderStatus {
-    /// Its number in the catalog.
-    pub number: u8,
-    /// The address at which it is reached.
-    pub address: String,
-    /// Its name in the pool.
-    pub id: Option<String>,
-    /// `used`, `shunned` (connected, but too slow), `away` (it may come back with its pages) or
-    /// `down`.
-    pub state: &'static str,
-    /// The reason why it is not used.
-    pub reason: String,
-    /// The time in this state, in milliseconds.
-    pub since_ms: u64,
-    /// The current round-trip time of pings, in microseconds.
-    pub ping_us: u64,
-    /// Their average over 15 seconds, in microseconds.
-    pub ping_short_us: u64,
-    /// Their average over a minute, in microseconds.
-    pub ping_long_us: u64,
-    /// The average time of gets, in microseconds, if there were any lately.
-    pub get_us: Option<u64>,
-    /// Its weight in the placement.
-    pub weight: u32,
-    /// The maximum number of pages that it stores.
-    pub capacity_pages: u64,
-    /// The number of pages that it could store without forgetting others.
-    pub free_pages: u64,
-    /// The number of Put messages that are being filled, wait to be sent, or wait for their answer.
-    pub puts_under_way: u64,
-    /// The number of pages sent to it.
-    pub put_pages: u64,
-    /// The number of pages got from it.
-    pub get_pages: u64,
-    /// The number of requested pages that it no longer had.
-    pub get_misses: u64,
-    /// The number of pages from it whose checksum was wrong.
-    pub bad_pages: u64,
-    /// The number of its gets that were late and raced.
-    pub hedges: u64,
-    /// The number of times that it was connected.
-    pub connects: u64,
-    /// The number of times that the connection was lost.
-    pub losses: u64,
-    /// The number of times that it was found too slow.
-    pub shuns: u64,
 }
 
 /// The sessions at the lenders that one daemon leaves to the next. Their names are secrets: a peer

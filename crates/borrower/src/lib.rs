@@ -36,15 +36,14 @@ mod under_way;
 
 pub use backing::{BackingFile, FileIdentity, Stamp, Writers};
 pub use borrower::{BAD_PAGES_MAX, Borrower, Usefulness};
+pub use catalog::File;
 pub use catalog::copying::may_be_copied_below;
 pub use catalog::file::Left;
 pub use catalog::overtaking::Overtaken;
-pub use catalog::{Census, File};
 pub use change::ChangeGuard;
-pub use config::{Config, LeftLender, LenderAddress, LenderStatus, Session};
+pub use config::{Config, LeftLender, LenderAddress, Session};
 pub use core::{Change, Strategy};
-pub use metrics::{Counter, Metrics, Times};
-pub use policy::curve::{CurvePoint, CurveStatus};
+pub use metrics::{Counter, Metrics};
 pub use policy::gate;
 pub use put::demoted::Demotion;
 pub use put::{cgroups, groups};

@@ -1,6 +1,7 @@
-//! The borrower's counters: each metric is declared once, with its unit and meaning.
+//! The borrower's counters. [`report::Borrower`] declares them, with their meanings and the names
+//! of their metrics.
 
-use serde::Serialize;
+use report::Times;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -39,18 +40,6 @@ pub struct Histogram {
     sum_ns: AtomicU64,
 }
 
-/// A snapshot of a histogram.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Times {
-    /// Upper bounds of the buckets, in microseconds.
-    pub bounds_us: Vec<u64>,
-    /// For each bound, the number of times up to this bound and above the previous one. The last
-    /// number: times above all bounds.
-    pub counts: Vec<u64>,
-    /// The sum of all times, in nanoseconds.
-    pub sum_ns: u64,
-}
-
 impl Histogram {
     /// Records one time.
     pub fn note(&self, took: Duration) {
@@ -71,57 +60,62 @@ impl Histogram {
 }
 
 macro_rules! metrics {
-    ($($name:ident: $meaning:literal,)*) => {
+    ($($name:ident,)*) => {
         /// The counters of a borrower.
         #[derive(Default)]
-        pub struct Metrics { $(#[doc = $meaning] pub $name: Counter,)* }
+        pub struct Metrics {
+            $(
+                #[doc = concat!("Counts [`report::Borrower::", stringify!($name), "`].")]
+                pub $name: Counter,
+            )*
+        }
 
         impl Metrics {
-            /// Returns the name, meaning and value of each counter.
-            pub fn all(&self) -> Vec<(&'static str, &'static str, u64)> {
-                vec![$((stringify!($name), $meaning, self.$name.get()),)*]
+            /// Returns the values.
+            pub fn read(&self) -> report::Borrower {
+                report::Borrower { $($name: self.$name.get(),)* }
             }
         }
     };
 }
 
 metrics! {
-    reads: "READ requests out of the page cache",
-    read_pages: "pages that they asked for, before the end of the file",
-    lender_pages: "pages answered from a lender",
-    buffer_pages: "pages answered from a put buffer",
-    demoted_pages: "pages answered with what a guest has evicted",
-    zero_pages: "pages answered as zeros known to the catalog",
-    below_pages: "pages answered from the directory below",
-    get_messages: "Get messages sent",
-    get_misses: "pages asked for that the lender no longer had",
-    get_failures: "Get messages that failed: time-out, lost connection or malformed answer",
-    bad_pages: "pages from a lender whose checksum was wrong",
-    reads_repeated: "READ requests done again because the file changed meanwhile",
-    evictions: "evictions seen",
-    evictions_known: "evictions of pages that a lender had already: nothing sent",
-    evictions_not_copied: "evictions whose bytes were not copied, as nothing was to be sent, and should have been",
-    evictions_zero: "evictions of pages of zeros: nothing sent",
-    evictions_sequential: "evictions of pages that were read in a sequential stream: nothing sent",
-    evictions_not_trusted: "evictions dropped because the page may have changed since",
-    evictions_unknown_file: "evictions of files that are no longer known",
-    evictions_no_lender: "evictions dropped because no lender was there",
-    evictions_not_admitted: "evictions in the name of a control group that has no part in it, or more than its share",
-    evictions_no_room: "evictions dropped because all put buffers were taken, or the catalog was full",
-    put_pages: "pages sent to a lender",
-    put_messages: "Put messages sent",
-    put_pages_refused: "pages that the lender did not take",
-    put_pages_outdated: "pages sent that had changed by the time the lender had them",
-    drop_pages: "pages of which a lender was told that they are of no more use",
-    lost_pages: "pages of which a lender said that it no longer has them",
-    catalog_reclaimed_pages: "pages forgotten because the catalog was full",
-    hedges: "gets that were late and raced by a read of the directory below",
-    hedges_won: "of those, how many the directory below answered first",
-    changes: "changes of files",
-    changes_beside: "changes of files made beside the mount that were found",
-    lender_connects: "times a lender was reached",
-    lender_resumes: "times a lender was reached again that had kept what was put before",
-    lender_losses: "times the connection to a lender was lost",
+    reads,
+    read_pages,
+    lender_pages,
+    buffer_pages,
+    demoted_pages,
+    zero_pages,
+    below_pages,
+    get_messages,
+    get_misses,
+    get_failures,
+    bad_pages,
+    reads_repeated,
+    evictions,
+    evictions_known,
+    evictions_not_copied,
+    evictions_zero,
+    evictions_sequential,
+    evictions_not_trusted,
+    evictions_unknown_file,
+    evictions_no_lender,
+    evictions_not_admitted,
+    evictions_no_room,
+    put_pages,
+    put_messages,
+    put_pages_refused,
+    put_pages_outdated,
+    drop_pages,
+    lost_pages,
+    catalog_reclaimed_pages,
+    hedges,
+    hedges_won,
+    changes,
+    changes_beside,
+    lender_connects,
+    lender_resumes,
+    lender_losses,
 }
 
 #[cfg(test)]

@@ -3,9 +3,10 @@
 
 mod odd_lender;
 
-use borrower::{Borrower, Config, FileIdentity, LenderAddress, LenderStatus, Session, Strategy};
+use borrower::{Borrower, Config, FileIdentity, LenderAddress, Session, Strategy};
 use odd_lender::{InMemory, Manner, OddLender, read, real_lender};
 use page::{FileKey, PAGE_SIZE, PageId, Version};
+use report::{Link, LinkState};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::ops::Range;
@@ -38,7 +39,7 @@ fn resume(lenders: &[LenderAddress], gate: Option<borrower::gate::Config>, sessi
 }
 
 /// Waits until the lenders are in the given state.
-fn wait_for(borrower: &Borrower, what: &str, state: impl Fn(&[LenderStatus]) -> bool) -> Vec<LenderStatus> {
+fn wait_for(borrower: &Borrower, what: &str, state: impl Fn(&[Link]) -> bool) -> Vec<Link> {
     assert!(testbed::wait_until(PATIENCE, || state(&borrower.lenders())), "no {what}: {:?}", borrower.lenders());
     borrower.lenders()
 }
@@ -60,15 +61,15 @@ fn a_lender_with_broken_memory_is_abandoned() {
         assert!(read(&borrower, &file, &below, &[0], PAGES * PAGE_SIZE)[0] == below.bytes());
         assert!(testbed::wait_until(PATIENCE, || borrower.puts_under_way() == 0));
     };
-    wait_for(&borrower, "lender", |lenders| lenders[0].state == "used");
+    wait_for(&borrower, "lender", |lenders| lenders[0].state == LinkState::Used);
     // The first READ lends the pages. The second finds them bad, and lends them again.
     for bad_pages in [0, 0, PAGES] {
         let status = &borrower.lenders()[0];
-        assert_eq!((status.state, status.bad_pages), ("used", bad_pages as u64));
+        assert_eq!((status.state, status.bad_pages), (LinkState::Used, bad_pages as u64));
         read();
     }
     let status = wait_for(&borrower, "end of it", |lenders| lenders[0].reason.contains("verify")).remove(0);
-    assert_eq!(status.state, "down");
+    assert_eq!(status.state, LinkState::Down);
     assert_eq!(status.reason, format!("it returned {} pages that do not verify; not used any more", 2 * PAGES));
     assert_eq!((borrower.metrics().bad_pages.get(), status.bad_pages), (2 * PAGES as u64, 2 * PAGES as u64));
     assert_eq!(borrower.census().live_pages, 0, "its pages are lost");
@@ -79,7 +80,7 @@ fn a_lender_with_broken_memory_is_abandoned() {
     // An administrator who changes the list forgives the lender.
     borrower.set_lenders(&[]);
     borrower.set_lenders(&address);
-    wait_for(&borrower, "lender again", |lenders| lenders[0].state == "used" && lenders[0].bad_pages == 0);
+    wait_for(&borrower, "lender again", |lenders| lenders[0].state == LinkState::Used && lenders[0].bad_pages == 0);
     borrower.stop();
 }
 
@@ -93,7 +94,7 @@ fn a_lender_in_the_place_of_a_slow_one_is_used() {
     let (_, slow) = OddLender::listen(&folder.path().join("slow"), too_slow);
     let (_, fast) = OddLender::listen(&folder.path().join("fast"), Duration::ZERO);
     let borrower = start(&[slow], Some(gate));
-    wait_for(&borrower, "closed gate", |lenders| lenders[0].state == "shunned");
+    wait_for(&borrower, "closed gate", |lenders| lenders[0].state == LinkState::Shunned);
     borrower.set_lenders(&[fast]);
     let below = Arc::new(InMemory::new(vec![7; PAGE_SIZE]));
     let has_lent = || {
@@ -119,19 +120,19 @@ fn two_addresses_of_one_lender_are_one_lender() {
     let addresses: [LenderAddress; 2] =
         ["127.0.0.1", "localhost"].map(|host| Address::Tcp { host: host.into(), port }.into());
     let borrower = start(&addresses, None);
-    let one_of_both = |lenders: &[LenderStatus]| {
-        let used = lenders.iter().find(|lender| lender.state == "used");
+    let one_of_both = |lenders: &[Link]| {
+        let used = lenders.iter().find(|lender| lender.state == LinkState::Used);
         let reason = used.map(|used| format!("the same lender as {}", used.address));
-        let other = lenders.iter().find(|lender| lender.state == "down");
+        let other = lenders.iter().find(|lender| lender.state == LinkState::Down);
         other.is_some_and(|other| Some(&other.reason) == reason.as_ref())
     };
     let lenders = wait_for(&borrower, "choice", one_of_both);
     assert!(testbed::wait_until(PATIENCE, || handle.status().borrowers == 1), "{:?}", handle.status());
     assert_eq!(lenders.iter().map(|lender| lender.connects).sum::<u64>(), 1);
     // When the link in use leaves the list, the other one takes its place.
-    let used = lenders.iter().position(|lender| lender.state == "used").unwrap();
+    let used = lenders.iter().position(|lender| lender.state == LinkState::Used).unwrap();
     borrower.set_lenders(&addresses[1 - used..][..1]);
-    wait_for(&borrower, "other address", |lenders| lenders.len() == 1 && lenders[0].state == "used");
+    wait_for(&borrower, "other address", |lenders| lenders.len() == 1 && lenders[0].state == LinkState::Used);
     // When the first address comes back, it is refused.
     borrower.set_lenders(&addresses);
     wait_for(&borrower, "choice of before", one_of_both);
@@ -153,8 +154,8 @@ fn lend(borrower: &Arc<Borrower>, inodes: &mut Range<u64>) {
     }
 }
 
-fn are_used(lenders: &[LenderStatus]) -> bool {
-    lenders.iter().all(|lender| lender.state == "used")
+fn are_used(lenders: &[Link]) -> bool {
+    lenders.iter().all(|lender| lender.state == LinkState::Used)
 }
 
 #[test]
@@ -284,14 +285,14 @@ fn who_finds_his_session_gone_on_gives_up_what_all_lenders_have() {
 
     // Disconnected, and no other process has used the session: the link resumes it.
     gate.close();
-    wait_for(&borrower, "loss", |lenders| lenders[0].state != "used");
+    wait_for(&borrower, "loss", |lenders| lenders[0].state != LinkState::Used);
     gate.is_open.store(true, Ordering::SeqCst);
     wait_for(&borrower, "lender again", are_used);
     assert!(last_name() == name && borrower.census().live_pages > 0);
 
     // Disconnected, and meanwhile another process with the session's name puts a later version.
     gate.close();
-    wait_for(&borrower, "loss", |lenders| lenders[0].state != "used");
+    wait_for(&borrower, "loss", |lenders| lenders[0].state != LinkState::Used);
     put_as(&gated, name, 1 << 40);
     let connects: Vec<u64> = borrower.lenders().iter().map(|lender| lender.connects).collect();
     gate.is_open.store(true, Ordering::SeqCst);

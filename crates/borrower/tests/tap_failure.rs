@@ -6,6 +6,7 @@ mod odd_lender;
 use borrower::{Borrower, Config, FileIdentity, Strategy};
 use odd_lender::{InMemory, read};
 use page::PAGE_SIZE;
+use report::LinkState;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,7 +90,7 @@ fn start(may_fill_on_read: bool) -> (Arc<Borrower>, Sender<Word>) {
     };
     let (tell, words) = channel();
     let borrower = Borrower::start(config, Some(Box::new(Tap { words, handed_out: Arc::default() }))).unwrap();
-    let is_used = || borrower.lenders()[0].state == "used";
+    let is_used = || borrower.lenders()[0].state == LinkState::Used;
     assert!(testbed::wait_until(PATIENCE, is_used), "{:?}", borrower.lenders());
     (borrower, tell)
 }

@@ -8,6 +8,7 @@ use borrower::{
 };
 use odd_lender::{InMemory, Manner, OddLender, read, read_as};
 use page::PAGE_SIZE;
+use report::LinkState;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -44,7 +45,7 @@ impl World {
         fastrand::Rng::with_seed(seed).fill(&mut bytes);
         let file = borrower.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
         let world = World { borrower, lender, file, below: Arc::new(InMemory::new(bytes)), _folder: folder };
-        let is_used = || world.borrower.lenders()[0].state == "used";
+        let is_used = || world.borrower.lenders()[0].state == LinkState::Used;
         assert!(testbed::wait_until(PATIENCE, is_used), "{:?}", world.borrower.lenders());
         world.lend();
         world

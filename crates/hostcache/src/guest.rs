@@ -9,7 +9,7 @@ use crate::volume::{InodeKey, Volume};
 use hashbrown::HashMap;
 use page::Page;
 use parking_lot::{Condvar, Mutex};
-use serde::Serialize;
+use report::GuestCounts;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -42,21 +42,15 @@ const RETRY: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
 macro_rules! statistics {
-    ($($name:ident: $meaning:literal,)*) => {
-        /// Counters of a guest since its start, in pages except for `connects`.
+    ($($name:ident,)*) => {
+        /// Counters of a guest since its start: those of [`GuestCounts`].
         #[derive(Default)]
         pub struct Statistics {
             connected: AtomicBool,
-            $(#[doc = $meaning] pub $name: AtomicU64,)*
-        }
-
-        /// Counters of a guest since its start, for display.
-        #[derive(Clone, Copy, Debug, Default, Serialize)]
-        pub struct Counts { $(#[doc = $meaning] pub $name: u64,)* }
-
-        impl Counts {
-            /// Name and meaning of each counter. All of them only grow.
-            pub const MEANINGS: &'static [(&'static str, &'static str)] = &[$((stringify!($name), $meaning),)*];
+            $(
+                #[doc = concat!("Counts [`GuestCounts::", stringify!($name), "`].")]
+                pub $name: AtomicU64,
+            )*
         }
 
         impl Statistics {
@@ -66,27 +60,27 @@ macro_rules! statistics {
             }
 
             /// The present values.
-            pub fn counts(&self) -> Counts {
-                Counts { $($name: self.$name.load(Relaxed),)* }
+            pub fn counts(&self) -> GuestCounts {
+                GuestCounts { $($name: self.$name.load(Relaxed),)* }
             }
         }
     };
 }
 
 statistics! {
-    connects: "times the host was reached",
-    evicted_pages: "evictions captured",
-    ring_full_pages: "evictions left out because too many were waiting",
-    sent_pages: "of those captured, sent to the host",
-    stored_pages: "of those, the host caches now",
-    cached_pages: "it did already",
-    unknown_pages: "it does not know what its image holds there",
-    differing_pages: "its image holds something else: the page has moved or changed since",
-    missed_pages: "it had no room for",
-    deleted_pages: "captured, but the file is deleted",
-    unsettled_pages: "captured, but not on the disk as they are: delayed, unwritten, encrypted, inline or shared extents, and holes",
-    unaligned_pages: "captured, but not in one page of the disk",
-    held_pages: "read into the page cache, and the host was told",
+    connects,
+    evicted_pages,
+    ring_full_pages,
+    sent_pages,
+    stored_pages,
+    cached_pages,
+    unknown_pages,
+    differing_pages,
+    missed_pages,
+    deleted_pages,
+    unsettled_pages,
+    unaligned_pages,
+    held_pages,
 }
 
 /// The configuration of a guest.

@@ -9,9 +9,9 @@ use mount::Mount;
 use mount::images::{Image, Placing};
 use page::Page;
 use parking_lot::{Condvar, Mutex};
+use report::HostGuest;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::RecvFlags;
-use serde::Serialize;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::Shutdown;
@@ -109,49 +109,31 @@ pub enum Problem {
 }
 
 macro_rules! statistics {
-    ($($name:ident: $meaning:literal,)*) => {
-        /// Counters of the results for one guest's pages.
+    ($($name:ident,)*) => {
+        /// Counters of the results for one guest's pages: those of [`HostGuest`].
         #[derive(Default)]
         struct Statistics { $($name: AtomicU64,)* }
 
-        /// The status of a guest, for display.
-        #[derive(Clone, Debug, Serialize)]
-        pub struct Status {
-            /// Its image.
-            pub image: String,
-            /// The reason why it is not served, if it is not.
-            pub problem: Option<String>,
-            /// Whether it is connected.
-            pub connected: bool,
-            $(#[doc = $meaning] pub $name: u64,)*
-        }
-
-        impl Status {
-            /// Name and meaning of each number. `placed_pages` is the present value, the others
-            /// only grow.
-            pub const MEANINGS: &'static [(&'static str, &'static str)] = &[$((stringify!($name), $meaning),)*];
-        }
-
         impl Statistics {
-            fn status(&self, image: String, problem: Option<String>, connected: bool) -> Status {
-                Status { image, problem, connected, $($name: self.$name.load(Relaxed),)* }
+            fn status(&self, image: String, problem: Option<String>, connected: bool) -> HostGuest {
+                HostGuest { image, problem, connected, $($name: self.$name.load(Relaxed),)* }
             }
         }
     };
 }
 
 statistics! {
-    placed_pages: "pages in the page cache because it had evicted them, when it was last heard; the kernel may have evicted some",
-    connects: "times it connected",
-    demoted_pages: "pages that it has evicted and sent",
-    stored_pages: "of those, put into the page cache",
-    cached_pages: "were there already",
-    unknown_pages: "dropped, as it is not known what the image holds there",
-    differing_pages: "dropped, as the image holds something else",
-    missed_pages: "dropped, as too many waited or the kernel did not take them",
-    held_pages: "pages that it said to have read",
-    hit_pages: "of those, were in the page cache because it had evicted them, or had been since",
-    limited_pages: "pages taken from the page cache because it had as many as it may",
+    placed_pages,
+    connects,
+    demoted_pages,
+    stored_pages,
+    cached_pages,
+    unknown_pages,
+    differing_pages,
+    missed_pages,
+    held_pages,
+    hit_pages,
+    limited_pages,
 }
 
 struct Known {
@@ -254,7 +236,7 @@ impl Host {
     }
 
     /// The status of each guest.
-    pub fn status(&self) -> Vec<Status> {
+    pub fn status(&self) -> Vec<HostGuest> {
         let status = |known: &Known| {
             let image = known.guest.image.to_string_lossy().into_owned();
             let problem = known.problem.as_ref().map(Problem::to_string);

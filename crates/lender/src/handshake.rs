@@ -110,7 +110,7 @@ fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connec
         if frame.kind == Kind::Hello {
             break Hello::read(frame.header.request.get(), frame.body, channel.is_sealed());
         }
-        if frame.header.request.get() != wire::PROTOCOL.into() {
+        if frame.header.request.get() != u64::from(wire::PROTOCOL) {
             return Err(refused_protocol(&channel, frame.header.request.get()));
         }
         let Security::Keyed(key) = &shared.security else {

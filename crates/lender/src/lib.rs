@@ -36,13 +36,11 @@ mod reclaim_target;
 mod server;
 mod sessions;
 mod shared;
-mod status;
 pub mod store;
 mod whole;
 
 pub use config::{Capacity, Config, Error, GRACE_DEFAULT};
 pub use rate_limit::{Limits, PACE_WAIT_MAX, RATE_MIN_BYTES};
 pub use server::{Handle, Server};
-pub use status::{BorrowerStatus, Status};
 pub use wire::address::Address;
 pub use wire::secure::Security;

@@ -36,12 +36,12 @@ pub enum Pressure {
 }
 
 impl Pressure {
-    /// The status's word for a pressure in numeric form.
-    pub fn name_of(pressure: u8) -> &'static str {
+    /// Returns a pressure in numeric form as the status reports it.
+    pub fn reported(pressure: u8) -> report::Pressure {
         match pressure {
-            0 => "none",
-            1 => "hold",
-            _ => "shrink",
+            0 => report::Pressure::None,
+            1 => report::Pressure::Hold,
+            _ => report::Pressure::Shrink,
         }
     }
 }

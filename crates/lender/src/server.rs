@@ -8,8 +8,8 @@ use crate::housekeeping::Housekeeper;
 use crate::pressure::Pressure;
 use crate::rate_limit::Limits;
 use crate::shared::Shared;
-use crate::status::{BorrowerStatus, Status};
-use crate::store::Store;
+use crate::store::{Counters, Store};
+use report::LentTo;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl Server {
     }
 
     /// State and counters.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> report::Lender {
         self.handle().status()
     }
 
@@ -173,7 +173,7 @@ impl Handle {
     }
 
     /// State and counters.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> report::Lender {
         let limits = self.shared.pacing.limits();
         let table = self.shared.table.lock();
         let store = self.shared.store.lock();
@@ -183,7 +183,19 @@ impl Handle {
         let cpu_ms = |ns: &AtomicU64| limits.cpu_percent.map(|_| milliseconds(ns));
         let borrower_list = table.sessions().iter().filter_map(|(name, session)| {
             let (counters, stored_pages, zero_pages) = store.owner_status(session.owner)?;
-            Some(BorrowerStatus {
+            let Counters {
+                puts,
+                puts_refused,
+                gets,
+                hits,
+                misses,
+                drops,
+                replaced,
+                shrunk,
+                reclaimed_by_kernel,
+                notices_forgotten,
+            } = counters;
+            Some(LentTo {
                 name: name[..4].iter().map(|byte| format!("{byte:02x}")).collect(),
                 connections: session.connections.into(),
                 kept_ms: session.kept_since.map(|since| now.saturating_duration_since(since).as_millis() as u64),
@@ -192,12 +204,33 @@ impl Handle {
                 cpu_ms: cpu_ms(&session.usage.cpu_ns),
                 paced_ms: milliseconds(&session.usage.paced_ns),
                 paced_misses: session.usage.paced_misses.load(Relaxed),
-                counters,
+                puts,
+                puts_refused,
+                gets,
+                hits,
+                misses,
+                drops,
+                replaced,
+                shrunk,
+                reclaimed_by_kernel,
+                notices_forgotten,
             })
         });
         let mut borrower_list: Vec<_> = borrower_list.collect();
         borrower_list.sort_by(|one, other| one.name.cmp(&other.name));
-        Status {
+        let Counters {
+            puts,
+            puts_refused,
+            gets,
+            hits,
+            misses,
+            drops,
+            replaced,
+            shrunk,
+            reclaimed_by_kernel,
+            notices_forgotten,
+        } = store.counters();
+        report::Lender {
             address: self.address.to_string(),
             incarnation: format!("{:016x}", self.shared.incarnation),
             lending: store.is_lending(),
@@ -208,8 +241,17 @@ impl Handle {
             headroom_bytes: tally.headroom_bytes.load(Relaxed),
             reserve_bytes: self.shared.reserve_bytes.load(Relaxed),
             memory_total_bytes: tally.memory_total_bytes.load(Relaxed),
-            pressure: Pressure::name_of(tally.pressure.load(Relaxed)),
-            counters: store.counters(),
+            pressure: Pressure::reported(tally.pressure.load(Relaxed)),
+            puts,
+            puts_refused,
+            gets,
+            hits,
+            misses,
+            drops,
+            replaced,
+            shrunk,
+            reclaimed_by_kernel,
+            notices_forgotten,
             lost_notices_sent: tally.lost_notices_sent.load(Relaxed),
             scans: tally.scans.load(Relaxed),
             demanded_pages: tally.demanded_pages.load(Relaxed),

@@ -131,14 +131,14 @@ fn a_new_main_connection_ends_those_of_before() {
     }
     let (mut new, resumed) = main(&lender, 1);
     assert!(resumed);
-    let applied = lender.handle.status().counters.puts;
+    let applied = lender.handle.status().puts;
     // From here on no message of the old connection replaces pages that the new one puts.
     let new_keys: Vec<_> = (0..1024).map(|index| key(index, 2)).collect();
     assert_eq!(new.put(&new_keys), 1024);
     assert!(old_get.is_closed());
     while (&old.stream).read(&mut [0; 4096]).is_ok_and(|bytes| bytes > 0) {}
     let status = lender.wait_for("only the new connection is left", |status| status.connections == 1);
-    assert_eq!(status.counters.puts, applied + 1024);
+    assert_eq!(status.puts, applied + 1024);
     assert_eq!(Client::connect(&lender.address, ROLE_GET, 1).hits(&new_keys), 1024);
     assert_eq!((status.resumed_sessions, status.kept_sessions), (1, 0));
 }
@@ -150,7 +150,7 @@ fn kept_sessions_make_room_for_new_ones() {
         let (mut borrower, _) = main(&lender, name);
         assert_eq!(borrower.put(&[key(1, 1)]), 1);
         drop(borrower);
-        lender.wait_for("it is kept", |status| status.kept_sessions == name.into());
+        lender.wait_for("it is kept", |status| status.kept_sessions == u64::from(name));
     }
     let (_new, resumed) = main(&lender, 65);
     assert!(!resumed);

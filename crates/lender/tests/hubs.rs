@@ -118,7 +118,7 @@ fn who_waits_for_its_turn_holds_up_nobody() {
         }
         others.iter_mut().for_each(Client::ping);
         others.iter_mut().for_each(Client::ping);
-        let nobody_went_on = lender.handle.status().counters.puts == puts_done;
+        let nobody_went_on = lender.handle.status().puts == puts_done;
         greedy.iter_mut().for_each(|client| drop(client.answer(2)));
         puts_done += greedy.len() as u64;
         if nobody_went_on {

@@ -3,8 +3,9 @@
 mod client;
 
 use client::{Client, Lender, config, key};
-use lender::{BorrowerStatus, Config, Limits};
+use lender::{Config, Limits};
 use page::PAGE_SIZE;
+use report::LentTo;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -16,7 +17,7 @@ fn seed() -> u64 {
     seed
 }
 
-fn borrower(lender: &Lender, name: &str) -> BorrowerStatus {
+fn borrower(lender: &Lender, name: &str) -> LentTo {
     let status = lender.handle.status();
     status.borrower_list.iter().find(|borrower| borrower.name == name).unwrap().clone()
 }
@@ -50,7 +51,7 @@ fn a_greedy_borrower_takes_nothing_of_a_fair_share() {
             }
         });
         lender.wait_for("the greedy one to have all", |status| {
-            status.stored_pages == CAPACITY_PAGES && status.counters.replaced > CAPACITY_PAGES
+            status.stored_pages == CAPACITY_PAGES && status.replaced > CAPACITY_PAGES
         });
         // A new borrower gets the room that it needs, as long as that is less than half, and keeps
         // it.
@@ -62,15 +63,15 @@ fn a_greedy_borrower_takes_nothing_of_a_fair_share() {
             assert_eq!(main.put(some), some.len());
         }
         for _ in 0..3 {
-            let before = borrower(&lender, "01010101").counters.replaced;
+            let before = borrower(&lender, "01010101").replaced;
             lender.wait_for("the greedy one to go round", |status| {
-                status.borrower_list[0].counters.replaced > before + 2 * CAPACITY_PAGES
+                status.borrower_list[0].replaced > before + 2 * CAPACITY_PAGES
             });
             random.shuffle(&mut keys);
             assert_eq!(get.hits(&keys), keys.len());
         }
         let modest = borrower(&lender, "02020202");
-        assert_eq!((modest.counters.replaced, modest.stored_pages), (0, keys.len() as u64));
+        assert_eq!((modest.replaced, modest.stored_pages), (0, keys.len() as u64));
         main.ping();
         assert!(main.lost.is_empty());
         // Beyond half of the store, without the pages that are just being received, it replaces its
@@ -79,7 +80,7 @@ fn a_greedy_borrower_takes_nothing_of_a_fair_share() {
         main.put(&more);
         let modest = borrower(&lender, "02020202");
         let half = (CAPACITY_PAGES - u64::from(GREEDY_FRAME_PAGES)) / 2;
-        assert!(modest.stored_pages >= half && modest.counters.replaced > 0, "{modest:?}");
+        assert!(modest.stored_pages >= half && modest.replaced > 0, "{modest:?}");
     });
 }
 
@@ -126,7 +127,7 @@ fn a_rate_is_kept_and_shared() {
         // put some frames in the time of each page.
         let greedy_frames = || {
             let status = lender.handle.status();
-            (status.counters.puts - borrower(&lender, "02020202").counters.puts) / u64::from(FRAME_PAGES)
+            (status.puts - borrower(&lender, "02020202").puts) / u64::from(FRAME_PAGES)
         };
         let before = greedy_frames();
         for _ in 0..GETS {

@@ -46,7 +46,7 @@ fn two_sessions_each_with_its_own_pages() {
         assert_eq!((status.borrowers, status.connections), (2, 4));
         assert_eq!((status.stored_pages, status.zero_pages), (390 + 298 + 1, 1));
         assert_eq!(status.borrower_list[1].name, "02020202");
-        assert_eq!(status.counters.puts, 702);
+        assert_eq!(status.puts, 702);
         let json = serde_json::to_value(&status).unwrap();
         assert_eq!((&json["puts_refused"], &json["borrower_list"][0]["puts"]), (&0.into(), &402.into()));
 

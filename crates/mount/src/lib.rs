@@ -63,6 +63,5 @@ pub use lifecycle::config::{Config, WriteMode};
 pub use lifecycle::error::Error;
 pub use lifecycle::running::{JANITOR, Mount, MountInfo, NOTIFIER};
 pub use lifecycle::starting::{detach, is_mounted, raise_limits, remount};
-pub use lifecycle::status::Status;
 pub use lifecycle::workers::WORKERS_MAX;
 pub use rustix::mount::MountFlags;

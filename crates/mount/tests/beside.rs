@@ -93,7 +93,7 @@ fn wait_until_same(m: &Mounted, name: &str) {
 /// How often the kernel has asked for attributes.
 fn getattrs(m: &Mounted) -> u64 {
     let requests = m.mount().status().requests;
-    ["getattr", "statx"].iter().map(|kind| requests.get(kind).copied().unwrap_or(0)).sum()
+    ["getattr", "statx"].iter().map(|kind| requests.get(*kind).copied().unwrap_or(0)).sum()
 }
 
 fn append(path: &Path, bytes: &[u8]) {

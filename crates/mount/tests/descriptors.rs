@@ -100,14 +100,14 @@ fn one_user_leaves_descriptors_to_others() {
     // Inodes take what there is, and give it back to open files.
     shell(&format!("ls -l {at}"));
     let held = m.mount().status().inodes_with_descriptor;
-    assert!(held > LIMIT / 2, "{held}");
+    assert!(held > LIMIT as u64 / 2, "{held}");
     let files = format!("[f'{at}/f{{number}}' for number in range(900)]");
     let first = Opener::of(65534, &files);
     assert_eq!(first.errno, libc::EMFILE);
     assert!(first.opened > LIMIT * 2 / 5, "{}", first.opened);
     let status = m.mount().status();
     assert!(status.inodes_with_descriptor < held && status.descriptors < status.descriptors_max, "{status:?}");
-    assert_eq!(status.descriptors_max, LIMIT);
+    assert_eq!(status.descriptors_max, LIMIT as u64);
 
     // Others look up what nobody has looked up yet, open, create, list and close.
     for (uid, file) in [(1000, 1000), (0, 1001)] {
@@ -199,7 +199,7 @@ fn opens_of_one_file_share_the_last_descriptor() {
         let opener = Opener::of(uid, &format!("[f'{at}/f0'] * 2000"));
         // All that python has not open itself.
         assert!(opener.opened > LIMIT - 20 && opener.errno == libc::EMFILE, "{}", opener.opened);
-        assert!(m.mount().status().descriptors < LIMIT);
+        assert!(m.mount().status().descriptors < LIMIT as u64);
         // Another file needs one.
         shell(&format!("stat {at}/f1"));
         drop(opener);
@@ -246,7 +246,7 @@ fn many_names_without_handles() {
     assert_eq!(listed.trim(), "2400");
     shell(&format!("ls -lR {at} > /dev/null && cat {at}/d*/f* > /dev/null && ls -d {at}/d*/"));
     let status = m.mount().status();
-    assert!(status.descriptors < LIMIT, "{status:?}");
+    assert!(status.descriptors < LIMIT as u64, "{status:?}");
     // A user who has files open does not stand in the way.
     let opener = Opener::of(65534, &format!("[f'{at}/d0/f{{number}}' for number in range(60)]"));
     assert_eq!((opener.opened, opener.errno), (60, 0));

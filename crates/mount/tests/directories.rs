@@ -53,11 +53,11 @@ fn attributes_come_for_those_who_look() {
     let names = |directory| fs::read_dir(m.path(directory)).unwrap().map(|entry| entry.unwrap().path()).collect();
     let listed: Vec<_> = names("a");
     assert_eq!(listed.len() as u64, COUNT);
-    let inodes = m.mount().status().inodes as u64;
+    let inodes = m.mount().status().inodes;
     assert!(inodes < COUNT, "{inodes} inodes after names were listed");
     fs::symlink_metadata(&listed[0]).unwrap();
     let listed: Vec<_> = names("b");
-    let (inodes, before) = (m.mount().status().inodes as u64, lookups());
+    let (inodes, before) = (m.mount().status().inodes, lookups());
     assert!(inodes >= COUNT, "{inodes} inodes after attributes were listed");
     for path in &listed {
         fs::symlink_metadata(path).unwrap();

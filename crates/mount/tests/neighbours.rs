@@ -70,14 +70,14 @@ fn writers_on_a_frozen_file_system_hold_up_no_readers() {
     }
     let mounted = over_ext4();
     fs::write(mounted.path("read"), vec![7; 1 << 20]).unwrap();
-    assert_eq!(mounted.mount().status().workers, THREADS);
+    assert_eq!(mounted.mount().status().workers, THREADS as u64);
     let before = writes_of(&mounted);
     let writers = writers(&mounted, 3 * THREADS);
     let frozen = Frozen::new(&mounted.below("")).unwrap();
     let writers: Vec<_> = writers.into_iter().map(thread::spawn).collect();
     wait_until("all writers wait", || writes_of(&mounted) == before + writers.len() as u64);
     other_requests_are_answered(&mounted);
-    assert!(mounted.mount().status().workers > writers.len());
+    assert!(mounted.mount().status().workers > writers.len() as u64);
     drop(frozen);
     writers.into_iter().for_each(|writer| writer.join().unwrap());
 }
@@ -94,10 +94,10 @@ fn one_user_holds_a_part_of_the_workers() {
     let writers = writers(&mounted, WORKERS_MAX + 20);
     let frozen = Frozen::new(&mounted.below("")).unwrap();
     let writers: Vec<_> = writers.into_iter().map(thread::spawn).collect();
-    wait_until("most are deferred", || mounted.mount().status().deferred_requests > writers.len() / 2);
+    wait_until("most are deferred", || mounted.mount().status().deferred_requests > writers.len() as u64 / 2);
     other_requests_are_answered(&mounted);
     let status = mounted.mount().status();
-    assert!(status.workers < WORKERS_MAX / 2, "{} workers", status.workers);
+    assert!(status.workers < WORKERS_MAX as u64 / 2, "{} workers", status.workers);
     drop(frozen);
     writers.into_iter().for_each(|writer| writer.join().unwrap());
     // Files are closed, too.
@@ -242,7 +242,7 @@ fn readers_of_a_hanging_server_hold_a_part_of_the_workers() {
     assert_eq!(answers("stat", move || fs::metadata(path).unwrap().len()), 4096);
     let path = mounted.path("1");
     answers("open", move || File::open(path).unwrap());
-    assert!(mounted.mount().status().workers < WORKERS_MAX / 2);
+    assert!(mounted.mount().status().workers < WORKERS_MAX as u64 / 2);
     assert!(readers.end().into_iter().all(|page| page == [7; 4096]));
     wait_until("none is deferred", || mounted.mount().status().deferred_requests == 0);
     mounted.end();
@@ -266,7 +266,7 @@ fn readers_of_a_hanging_server_leave_their_user_other_file_systems() {
         move || file.read_exact_at(&mut [0; 4096], 0).unwrap()
     };
     let mut readers = Readers::start(&served, read);
-    wait_until("most are deferred", || mounted.mount().status().deferred_requests > FILES as usize / 2);
+    wait_until("most are deferred", || mounted.mount().status().deferred_requests > FILES / 2);
     other_requests_are_answered(&mounted);
     readers.end();
     mounted.end();
@@ -302,7 +302,7 @@ fn writeback_of_a_frozen_file_system_holds_up_no_other_changes() {
     let frozen = Frozen::new(&mounted.below("frozen")).unwrap();
     let written: Vec<_> = written.into_iter().map(thread::spawn).collect();
     wait_until("writeback waits", || {
-        writes_of(&mounted) - before + mounted.mount().status().deferred_requests as u64 == written.len() as u64
+        writes_of(&mounted) - before + mounted.mount().status().deferred_requests == written.len() as u64
     });
     answers("close", move || drop(unchanged));
     let path = mounted.path("elsewhere");
@@ -335,7 +335,7 @@ fn opens_that_wait_for_a_lease_hold_no_worker() {
         thread::spawn(move || File::open(path).unwrap())
     };
     let openers: Vec<_> = (0..20).map(open).collect();
-    wait_until("all are put off", || mounted.mount().status().waiting_opens == openers.len());
+    wait_until("all are put off", || mounted.mount().status().waiting_opens == openers.len() as u64);
     other_requests_are_answered(&mounted);
     assert_eq!(mounted.mount().status().deferred_requests, 0);
     // A caller that does not want to wait is told so, as below.

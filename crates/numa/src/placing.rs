@@ -8,7 +8,6 @@ use crate::process::{self, Process};
 use crate::sampling::{Sampling, Source};
 use crate::topology::Node;
 use crate::{NodeId, PAGE_BYTES, Policy, apply, machines};
-use serde::Serialize;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
@@ -78,23 +77,6 @@ impl FromStr for Wanted {
         };
         Ok(Wanted { who, policy: policy.parse()? })
     }
-}
-
-/// The status of a target.
-#[derive(Clone, Debug, Serialize)]
-pub struct Status {
-    /// The target, as in the option.
-    pub who: String,
-    /// Its policy.
-    pub policy: &'static str,
-    /// Its process, if it exists.
-    pub pid: Option<u32>,
-    /// Its present state, or the reason why it is not placed.
-    pub state: String,
-    /// Its sampled accesses.
-    pub samples: u64,
-    /// Its moved pages, of 4 KiB.
-    pub moved_pages: u64,
 }
 
 /// All targets.
@@ -213,10 +195,10 @@ impl Placing {
     }
 
     /// The status of each target.
-    pub fn status(&self) -> Vec<Status> {
-        let status = |target: &Target| Status {
+    pub fn status(&self) -> Vec<report::Target> {
+        let status = |target: &Target| report::Target {
             who: target.wanted.who.to_string(),
-            policy: target.wanted.policy.name(),
+            policy: target.wanted.policy.name().to_owned(),
             pid: target.work.as_ref().map(|work| work.how.process().pid()),
             state: target.state.clone(),
             samples: target.samples,

@@ -8,7 +8,6 @@ use crate::datagram::{Codec, Refusal};
 use crate::message::{self, Entry};
 use chitchat::{Chitchat, ChitchatId, ChitchatMessage, Deserializable, Serializable};
 use parking_lot::Mutex;
-use serde::Serialize;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -34,7 +33,7 @@ macro_rules! counters {
         pub struct Counters { $($name: AtomicU64,)* }
 
         /// Counters of a node's datagrams since its start.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Traffic { $($(#[$doc])* pub $name: u64,)* }
 
         impl Counters {

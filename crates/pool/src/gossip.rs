@@ -7,7 +7,6 @@ use crate::node::{self, Identity, Node, View};
 use crate::udp::Udp;
 use crate::{Security, local_address_towards, pace};
 use parking_lot::Mutex;
-use serde::Serialize;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::pin::pin;
@@ -63,30 +62,6 @@ pub enum Error {
     /// The system refused a thread, or random bytes.
     #[error("cannot start gossip: {0}")]
     Start(#[source] io::Error),
-}
-
-/// State and counters of gossip.
-#[derive(Clone, Debug, Serialize)]
-pub struct Status {
-    /// This node's name.
-    pub node: String,
-    /// The address that it listens on.
-    pub listen: String,
-    /// The address at which others reach it.
-    pub advertise: String,
-    /// Other nodes that are alive, lenders and borrowers.
-    pub live_nodes: usize,
-    /// Nodes that are gone, and not yet forgotten.
-    pub dead_nodes: usize,
-    /// Nodes with a malformed value.
-    pub nonsense: usize,
-    /// How often gossip failed and began again.
-    pub restarts: u64,
-    /// Its datagrams.
-    #[serde(flatten)]
-    pub traffic: Traffic,
-    /// The lenders.
-    pub members: Vec<Member>,
 }
 
 /// This machine's part in a pool.
@@ -216,19 +191,44 @@ impl Gossip {
     }
 
     /// State and counters.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> report::Pool {
         let shared = &self.shared;
         let state = shared.state.lock();
-        Status {
+        let Traffic {
+            sent_datagrams,
+            sent_bytes,
+            received_datagrams,
+            received_bytes,
+            refused_foreign,
+            refused_unopened,
+            refused_untimely,
+            refused_replayed,
+            refused_malformed,
+            refused_nodes,
+            unsent_too_long,
+            unsent_failed,
+        } = shared.counters.read();
+        report::Pool {
             node: shared.name.clone(),
             listen: shared.listen.to_string(),
             advertise: shared.advertise.to_string(),
-            live_nodes: state.view.reading.live_peers,
-            dead_nodes: state.view.dead,
-            nonsense: state.view.reading.nonsense,
+            live_nodes: state.view.reading.live_peers as u64,
+            dead_nodes: state.view.dead as u64,
+            nonsense: state.view.reading.nonsense as u64,
             restarts: state.restarts,
-            traffic: shared.counters.read(),
-            members: state.members.clone(),
+            sent_datagrams,
+            sent_bytes,
+            received_datagrams,
+            received_bytes,
+            refused_foreign,
+            refused_unopened,
+            refused_untimely,
+            refused_replayed,
+            refused_malformed,
+            refused_nodes,
+            unsent_too_long,
+            unsent_failed,
+            members: state.members.iter().map(Member::reported).collect(),
         }
     }
 
@@ -400,13 +400,9 @@ mod tests {
             assert!(wait_until(LIMIT, || sees(&borrower, &["10.0.0.1:7000"])));
             println!("gone from the list after {:?}", left.elapsed());
             assert!(is_told(), "{:?}", told.lock());
-            let traffic = borrower.status().traffic;
-            assert!(traffic.sent_datagrams > 0 && traffic.received_bytes > 0, "{traffic:?}");
-            assert_eq!(
-                traffic.refused_malformed + traffic.refused_unopened + traffic.refused_foreign,
-                0,
-                "{traffic:?}"
-            );
+            let status = borrower.status();
+            assert!(status.sent_datagrams > 0 && status.received_bytes > 0, "{status:?}");
+            assert_eq!(status.refused_malformed + status.refused_unopened + status.refused_foreign, 0, "{status:?}");
             borrower.stop();
             first.stop();
         }
@@ -418,17 +414,17 @@ mod tests {
         let seed = [ours.status().listen];
         let stranger = Gossip::start(config(&seed, Security::Keyed(PoolKey::new([2; 32])), None)).unwrap();
         let trusting = Gossip::start(config(&seed, Security::Trusting, None)).unwrap();
-        let refused = |traffic: Traffic| traffic.refused_unopened > 0 && traffic.refused_foreign > 0;
-        assert!(wait_until(LIMIT, || refused(ours.status().traffic)));
+        let refused = |status: report::Pool| status.refused_unopened > 0 && status.refused_foreign > 0;
+        assert!(wait_until(LIMIT, || refused(ours.status())));
         let status = ours.status();
-        assert_eq!((status.traffic.sent_datagrams, status.live_nodes, status.dead_nodes), (0, 0, 0));
+        assert_eq!((status.sent_datagrams, status.live_nodes, status.dead_nodes), (0, 0, 0));
         assert!(stranger.lenders().is_empty() && trusting.lenders().is_empty());
         let recorded = UdpSocket::bind("127.0.0.1:0").unwrap();
         for junk in [&b""[..], b"PGS1", &[0xff; 2000]] {
             recorded.send_to(junk, &seed[0]).unwrap();
         }
         recorded.set_nonblocking(true).unwrap();
-        assert!(wait_until(LIMIT, || ours.status().traffic.refused_foreign >= status.traffic.refused_foreign + 3));
+        assert!(wait_until(LIMIT, || ours.status().refused_foreign >= status.refused_foreign + 3));
         assert!(recorded.recv(&mut [0; 10]).is_err());
     }
 

@@ -4,7 +4,6 @@
 //! free memory change together. It is text, because chitchat's values are text. This module checks
 //! values from the network; no other one parses them.
 
-use serde::{Serialize, Serializer};
 use std::net::IpAddr;
 use wire::address::Address;
 
@@ -28,19 +27,14 @@ const STEP_BYTES_MIN: u64 = 16 << 20;
 const STEPS: u64 = 16;
 
 /// The lending of a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lender {
     /// The address of the lender.
-    #[serde(serialize_with = "as_text")]
     pub address: Address,
     /// How much more it could take, as last published: the value changes in steps.
     pub free_bytes: u64,
     /// The maximum of lent memory.
     pub capacity_bytes: u64,
-}
-
-fn as_text<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(address)
 }
 
 /// The value is malformed.

@@ -35,7 +35,7 @@ mod reach;
 pub mod role;
 mod udp;
 
-pub use gossip::{Config, Error, Gossip, Listener, Status};
+pub use gossip::{Config, Error, Gossip, Listener};
 pub use lender::Lender;
 pub use members::Member;
 pub use reach::local_address_towards;

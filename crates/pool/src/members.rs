@@ -1,19 +1,31 @@
 //! Computes the list of lenders from the values of all nodes. Pure logic.
 
 use crate::lender::Lender;
-use serde::Serialize;
 use std::collections::HashMap;
 
 /// A node that lends.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     /// Its name, which it keeps over restarts.
     pub node: String,
     /// Grows with each start of that node.
     pub incarnation: u64,
     /// Its lending.
-    #[serde(flatten)]
     pub lender: Lender,
+}
+
+impl Member {
+    /// Returns the lender as the status reports it.
+    pub(crate) fn reported(&self) -> report::Member {
+        let Lender { address, free_bytes, capacity_bytes } = &self.lender;
+        report::Member {
+            node: self.node.clone(),
+            incarnation: self.incarnation,
+            address: address.to_string(),
+            free_bytes: *free_bytes,
+            capacity_bytes: *capacity_bytes,
+        }
+    }
 }
 
 /// A node that gossip reports, other than this one.

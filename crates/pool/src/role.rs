@@ -14,7 +14,7 @@
 //!
 //! Must never happen here: a change of role with each wave of a load; two roles at once.
 
-use serde::Serialize;
+use report::{RoleName, RoleWanted};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -50,8 +50,7 @@ pub const ROOM_BYTES: u64 = 64 << 20;
 pub const FULL_CALMS: u32 = 3;
 
 /// The role of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It lends, and borrows nothing.
     Lend,
@@ -60,8 +59,7 @@ pub enum Role {
 }
 
 /// The role that the administrator wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// By need.
     Auto,
@@ -71,6 +69,25 @@ pub enum Wanted {
     Borrow,
 }
 
+impl From<Role> for RoleName {
+    fn from(role: Role) -> RoleName {
+        match role {
+            Role::Lend => RoleName::Lend,
+            Role::Borrow => RoleName::Borrow,
+        }
+    }
+}
+
+impl From<Wanted> for RoleWanted {
+    fn from(wanted: Wanted) -> RoleWanted {
+        match wanted {
+            Wanted::Auto => RoleWanted::Auto,
+            Wanted::Lend => RoleWanted::Lend,
+            Wanted::Borrow => RoleWanted::Borrow,
+        }
+    }
+}
+
 /// The speed of changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -78,25 +95,6 @@ pub struct Config {
     pub calm: Duration,
     /// The wanted role at the start.
     pub wanted: Wanted,
-}
-
-/// The status of a role.
-#[derive(Clone, Debug, Serialize)]
-pub struct Status {
-    /// The role.
-    pub role: Role,
-    /// The wanted role.
-    pub wanted: Wanted,
-    /// The reason for the role.
-    pub reason: String,
-    /// Time since its last change.
-    pub since_ms: u64,
-    /// The number of changes.
-    pub changes: u64,
-    /// The present calm time.
-    pub calm_ms: u64,
-    /// Recent rate of evicted pages.
-    pub evicted_pages_per_second: u64,
 }
 
 /// The state of a node's role.
@@ -164,10 +162,10 @@ impl Roles {
     }
 
     /// The present status.
-    pub fn status(&self, now: Instant) -> Status {
-        Status {
-            role: self.role,
-            wanted: self.wanted,
+    pub fn status(&self, now: Instant) -> report::Role {
+        report::Role {
+            role: self.role.into(),
+            wanted: self.wanted.into(),
             reason: self.reason.clone(),
             since_ms: now.saturating_duration_since(self.since).as_millis() as u64,
             changes: self.changes,
@@ -287,15 +285,15 @@ mod tests {
         assert_eq!(node.roles.status(node.now).changes, 2);
         // A trickle is not calm, and no shortage.
         node.pass(100, CALM_PAGES_PER_SECOND + 4);
-        assert_eq!(node.roles.status(node.now).role, Role::Lend);
+        assert_eq!(node.roles.status(node.now).role, RoleName::Lend);
         node.until(Role::Borrow, 1000);
         node.pass(3600, CALM_PAGES_PER_SECOND + 4);
-        assert_eq!(node.roles.status(node.now).role, Role::Borrow);
+        assert_eq!(node.roles.status(node.now).role, RoleName::Borrow);
         // Neither is a small burst.
         node.until(Role::Lend, 0);
         node.evicted_pages += 2 * SHORT_PAGES_PER_SECOND - 8;
         node.pass(100, 0);
-        assert_eq!(node.roles.status(node.now).role, Role::Lend);
+        assert_eq!(node.roles.status(node.now).role, RoleName::Lend);
     }
 
     #[test]
@@ -382,18 +380,18 @@ mod tests {
         let mut node = Node::new();
         node.roles.set_wanted(Wanted::Borrow);
         node.pass(1000, 0);
-        assert_eq!(node.roles.status(node.now).role, Role::Borrow);
+        assert_eq!(node.roles.status(node.now).role, RoleName::Borrow);
         node.roles.set_wanted(Wanted::Lend);
         node.pass(1000, 5000);
         let status = node.roles.status(node.now);
-        assert_eq!((status.role, status.reason.as_str(), status.changes), (Role::Lend, "asked for", 2));
+        assert_eq!((status.role, status.reason.as_str(), status.changes), (RoleName::Lend, "asked for", 2));
         node.roles.set_wanted(Wanted::Auto);
         assert!(node.until(Role::Borrow, 5000) <= 3.0);
         // Counters that went back, after a restart, are no evictions.
         node.until(Role::Lend, 0);
         node.evicted_pages = 0;
         node.pass(10, 0);
-        assert_eq!(node.roles.status(node.now).role, Role::Lend);
+        assert_eq!(node.roles.status(node.now).role, RoleName::Lend);
     }
 
     #[test]
@@ -404,6 +402,6 @@ mod tests {
             roles.step(begun + Duration::from_millis(look), look * 10, 0);
             assert!(roles.samples.len() <= SAMPLES_PER_WINDOW as usize + 2);
         }
-        assert_eq!(roles.status(begun).role, Role::Borrow);
+        assert_eq!(roles.status(begun).role, RoleName::Borrow);
     }
 }

@@ -502,9 +502,9 @@ impl Catalog {
 
     /// Returns the live pages in all files, the bytes that their entries take, and the number of
     /// files.
-    pub fn census(&self) -> Census {
+    pub fn census(&self) -> report::Catalog {
         let files = self.files();
-        let mut census = Census { files: files.len() as u64, ..Census::default() };
+        let mut census = report::Catalog { files: files.len() as u64, ..report::Catalog::default() };
         for file in files {
             let state = file.state.lock();
             census.live_pages += state.live_pages();
@@ -512,17 +512,6 @@ impl Catalog {
         }
         census
     }
-}
-
-/// The catalog's totals.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
-    /// The number of files.
-    pub files: u64,
-    /// The number of pages that are available without the disk.
-    pub live_pages: u64,
-    /// The bytes of memory that their entries take.
-    pub entry_bytes: u64,
 }
 
 #[cfg(test)]

@@ -24,7 +24,8 @@ use crate::net::connection::{ANSWER_TIMEOUT, GetConnection, Outgoing, send_bye, 
 use crate::policy::gate::{Gate, Measured, Passes, Reason, Took};
 use crate::policy::latencies::{LatenciesBySize, Size};
 use crate::put::placement;
-use crate::{Borrower, LenderAddress, LenderStatus};
+use crate::{Borrower, LenderAddress};
+use report::LinkState;
 use std::io;
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -352,23 +353,23 @@ impl Link {
     }
 
     /// Returns the status of the lender.
-    pub(crate) fn status(&self, borrower: &Borrower) -> LenderStatus {
+    pub(crate) fn status(&self, borrower: &Borrower) -> report::Link {
         let catalog = &borrower.core.catalog;
         let seen = self.seen.lock();
         let closed = seen.gate.closed().filter(|_| catalog.is_shunned(self.number));
         let (state, reason) = match (catalog.is_up(self.number), closed) {
-            (true, None) => ("used", String::new()),
+            (true, None) => (LinkState::Used, String::new()),
             (true, Some(reason)) if seen.gate.passes() == Passes::Puts => (
-                "shunned",
+                LinkState::Shunned,
                 format!("{}; no gets until reads of the backing directory have been measured", reason.text()),
             ),
-            (true, Some(reason)) => ("shunned", reason.text().to_owned()),
-            (false, _) if catalog.is_suspended(self.number) => ("away", seen.problem.clone()),
-            (false, _) => ("down", seen.problem.clone()),
+            (true, Some(reason)) => (LinkState::Shunned, reason.text().to_owned()),
+            (false, _) if catalog.is_suspended(self.number) => (LinkState::Away, seen.problem.clone()),
+            (false, _) => (LinkState::Down, seen.problem.clone()),
         };
         let [now_us, short_us, long_us] = seen.gate.averages_us();
         let counters = &self.counters;
-        LenderStatus {
+        report::Link {
             number: self.number,
             address: self.lender.address.to_string(),
             id: self.lender.id.clone(),

@@ -5,7 +5,7 @@
 
 use mrc::{Key, Victims};
 use page::{FileKey, PAGE_SIZE, PageRange};
-use serde::Serialize;
+use report::CurvePoint;
 use sync::Mutex;
 use sync::atomic::{AtomicU64, Ordering};
 
@@ -53,29 +53,6 @@ impl Watched {
 /// The miss-ratio curve of a mount.
 pub struct Curve(Watched);
 
-/// The estimate for a pool of one size.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct CurvePoint {
-    /// The size of the pool in bytes.
-    pub bytes: u64,
-    /// The share of the misses that it would have answered.
-    pub hit_ratio: f64,
-    /// The share of the misses that the estimate rests on. 0: the pool would never have been full,
-    /// and the latest misses were used.
-    pub seen: f64,
-}
-
-/// The whole curve.
-#[derive(Clone, Debug, Serialize)]
-pub struct CurveStatus {
-    /// The number of sampled misses; older ones count less.
-    pub sampled_misses: u64,
-    /// Bytes of pages that were evicted and have not come back: the most that a pool could hold.
-    pub evicted_bytes: u64,
-    /// Sizes, each twice the one before, until all pages would fit.
-    pub points: Vec<CurvePoint>,
-}
-
 impl Curve {
     /// Returns an empty curve. `keeps`: lenders keep the pages that they answer (non-inclusive).
     pub fn new(keeps: bool) -> Curve {
@@ -93,7 +70,7 @@ impl Curve {
     }
 
     /// Returns the whole curve.
-    pub fn status(&self) -> CurveStatus {
+    pub fn status(&self) -> report::Curve {
         let victims = self.0.victims.lock();
         let evicted_bytes = (victims.pages() * PAGE_SIZE as f64) as u64;
         let sizes = std::iter::successors(Some(BYTES_MIN), |bytes| (*bytes < BYTES_MAX).then_some(bytes * 2));
@@ -102,7 +79,7 @@ impl Curve {
             let point = victims.point(bytes as f64 / PAGE_SIZE as f64);
             CurvePoint { bytes, hit_ratio: point.hit_ratio, seen: point.seen }
         };
-        CurveStatus { sampled_misses: victims.sampled_misses(), evicted_bytes, points: sizes.map(point).collect() }
+        report::Curve { sampled_misses: victims.sampled_misses(), evicted_bytes, points: sizes.map(point).collect() }
     }
 }
 

@@ -10,7 +10,7 @@
 
 use crate::put::groups::{Counts, Groups, Limits, NUMBERS};
 use hashbrown::HashMap;
-use serde::Serialize;
+use report::Cgroup;
 use std::fs;
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -45,33 +45,6 @@ pub enum Others {
     /// These limits for each of them, as long as there are numbers; the rest share the limits of
     /// the others.
     Each(Limits),
-}
-
-/// The status of one control group.
-#[derive(Clone, Debug, Serialize)]
-pub struct CgroupStatus {
-    /// The group's directory, relative to the hierarchy's; or `others`.
-    pub cgroup: String,
-    /// Whether its pages are lent.
-    pub takes_part: bool,
-    /// The maximum number of lent pages; None: unlimited.
-    pub quota_pages: Option<u64>,
-    /// Its share of a full pool, in proportion to the shares of other groups.
-    pub share: Option<u32>,
-    /// The number of its pages at lenders.
-    pub lent_pages: u64,
-    /// The number of evicted pages.
-    pub evicted_pages: u64,
-    /// The number of pages put at lenders.
-    pub put_pages: u64,
-    /// The number of pages got back from lenders.
-    pub got_pages: u64,
-    /// The number of pages given up at lenders because it had more than its quota.
-    pub given_up_pages: u64,
-    /// The number of pages not put because all lenders were full and it had more than its share.
-    pub over_share_pages: u64,
-    /// The number of pages not put because it does not take part.
-    pub apart_pages: u64,
 }
 
 /// Directories by their numbers.
@@ -221,10 +194,10 @@ impl Resolver {
     }
 
     /// Returns the status of the groups that have evicted any page.
-    pub(crate) fn status(&self, groups: &Groups) -> Vec<CgroupStatus> {
+    pub(crate) fn status(&self, groups: &Groups) -> Vec<Cgroup> {
         let status = |(at, (name, limits)): (usize, (&String, &Limits))| {
             let Counts { lent, evicted, put, got, given_up, over_share, apart } = groups.counts(at as u8 + 1);
-            CgroupStatus {
+            Cgroup {
                 cgroup: name.clone(),
                 takes_part: limits.takes_part,
                 quota_pages: limits.quota_pages,
@@ -238,8 +211,7 @@ impl Resolver {
                 apart_pages: apart,
             }
         };
-        let is_named =
-            |status: &CgroupStatus| matches!(self.cgroups.others, Others::Together(_)) || status.evicted_pages > 0;
+        let is_named = |status: &Cgroup| matches!(self.cgroups.others, Others::Together(_)) || status.evicted_pages > 0;
         self.names.iter().zip(&self.limits).enumerate().map(status).filter(is_named).collect()
     }
 }

@@ -90,7 +90,7 @@ pub enum Got {
 }
 
 /// Counters, in pages. The totals of the store include owners that were removed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Pages put, stored or not.
     pub puts: u64,

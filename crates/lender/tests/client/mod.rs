@@ -1,7 +1,7 @@
 //! A minimal borrower, and a lender for tests.
 #![allow(dead_code)] // each test program uses its part
 
-use lender::{Address, Capacity, Config, Handle, Limits, Security, Server, Status};
+use lender::{Address, Capacity, Config, Handle, Limits, Security, Server};
 use page::{FileKey, PAGE_SIZE, Page, PageId, Version};
 
 /// Returns a checksum as a borrower computes it.
@@ -275,7 +275,7 @@ impl Lender {
     }
 
     /// Waits until the status meets the condition.
-    pub fn wait_for(&self, what: &str, mut condition: impl FnMut(&Status) -> bool) -> Status {
+    pub fn wait_for(&self, what: &str, mut condition: impl FnMut(&report::Lender) -> bool) -> report::Lender {
         let begun = Instant::now();
         loop {
             let status = self.handle.status();

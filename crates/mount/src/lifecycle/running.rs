@@ -4,13 +4,13 @@
 use crate::filesystem::Passthrough;
 use crate::lifecycle::error::Error;
 use crate::lifecycle::starting::failed;
-use crate::lifecycle::status::Status;
 use crate::lifecycle::workers::{WORKERS_MAX, Workers, start_threads};
 use crate::system::{interrupt_thread, make_usr1_interrupt};
 use crate::takeover::layout::header;
 use borrower::Borrower;
 use fuse::{Served, Session, mounting};
 use parking_lot::{Condvar, Mutex};
+use report::Files;
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::io;
@@ -124,17 +124,17 @@ impl Mount {
     }
 
     /// Returns the counters of the work done so far.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> Files {
         let filesystem = &self.shared.filesystem;
         let (written_files_pending, written_bytes_pending) = filesystem.ledger.pending();
         let workers = self.shared.workers.lock().running;
-        Status {
+        Files {
             source: self.shared.source.to_string_lossy().into_owned(),
             mountpoint: self.shared.mountpoint.to_string_lossy().into_owned(),
             serving: workers > 0,
-            workers,
-            deferred_requests: self.shared.session.deferred(),
-            waiting_opens: self.shared.session.put_off(),
+            workers: workers as u64,
+            deferred_requests: self.shared.session.deferred() as u64,
+            waiting_opens: self.shared.session.put_off() as u64,
             takeovers: filesystem.keep.memory.header(header::TAKEOVERS).load(Ordering::Relaxed),
             requests: filesystem.counters.requests(),
             direct_reads: filesystem.counters.direct_reads.get(),
@@ -142,15 +142,15 @@ impl Mount {
             requested_drops: filesystem.invalidations.requested(),
             read_bytes: filesystem.counters.read_bytes.get(),
             written_bytes: filesystem.counters.written_bytes.get(),
-            open_handles: filesystem.handles.count(),
-            inodes: filesystem.inodes.count(),
-            inodes_with_descriptor: filesystem.inodes.descriptors().anchors(),
-            descriptors: filesystem.inodes.descriptors().used(),
-            descriptors_max: filesystem.inodes.descriptors().limit(),
-            files_told_of: filesystem.beside.marks(),
-            written_files_pending,
+            open_handles: filesystem.handles.count() as u64,
+            inodes: filesystem.inodes.count() as u64,
+            inodes_with_descriptor: filesystem.inodes.descriptors().anchors() as u64,
+            descriptors: filesystem.inodes.descriptors().used() as u64,
+            descriptors_max: filesystem.inodes.descriptors().limit() as u64,
+            files_told_of: filesystem.beside.marks() as u64,
+            written_files_pending: written_files_pending as u64,
             written_bytes_pending,
-            undelivered_descriptors: filesystem.keep.undelivered(),
+            undelivered_descriptors: filesystem.keep.undelivered() as u64,
         }
     }
 

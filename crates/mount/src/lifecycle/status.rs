@@ -1,7 +1,6 @@
-//! Counters of a mount's work, and a snapshot of them for `status`.
+//! Counters of a mount's work.
 
 use fuse::abi::opcode;
-use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -49,62 +48,11 @@ impl Counters {
     }
 
     /// Requests by name: those that there were.
-    pub(crate) fn requests(&self) -> BTreeMap<&'static str, u64> {
+    pub(crate) fn requests(&self) -> BTreeMap<String, u64> {
         let mut requests = BTreeMap::new();
         for (code, counter) in self.requests.iter().enumerate().filter(|(_, counter)| counter.get() > 0) {
-            *requests.entry(opcode::name(code as u32)).or_default() += counter.get();
+            *requests.entry(opcode::name(code as u32).to_owned()).or_default() += counter.get();
         }
         requests
     }
-}
-
-/// A snapshot. The counts are since this daemon began.
-#[derive(Clone, Debug, Serialize)]
-pub struct Status {
-    /// The backing directory.
-    pub source: String,
-    /// Where it is mounted.
-    pub mountpoint: String,
-    /// Whether requests are still served.
-    pub serving: bool,
-    /// Threads that answer requests now.
-    pub workers: usize,
-    /// Requests that wait because others of their user hold as many workers as one user may.
-    pub deferred_requests: usize,
-    /// Opens that wait because another process has a lease on the file, and are tried again.
-    pub waiting_opens: usize,
-    /// How often a new daemon has taken the mount over from one before it.
-    pub takeovers: u64,
-    /// Requests from the kernel, by kind.
-    pub requests: BTreeMap<&'static str, u64>,
-    /// READs that went past the borrower because of O_DIRECT.
-    pub direct_reads: u64,
-    /// Opens of files whose backing files the kernel reads by itself, because the pool is of no use
-    /// to them.
-    pub passed_opens: u64,
-    /// Number of requests to the kernel to drop its cache of a file, or of a part of it, because of
-    /// a possible external change.
-    pub requested_drops: u64,
-    /// Bytes answered to READs.
-    pub read_bytes: u64,
-    /// Bytes written by WRITEs.
-    pub written_bytes: u64,
-    /// Files and directories open now.
-    pub open_handles: usize,
-    /// Inodes the kernel knows now.
-    pub inodes: usize,
-    /// Those of them that are held by a descriptor; the others are held by a file handle.
-    pub inodes_with_descriptor: usize,
-    /// Descriptors that open files and inodes hold.
-    pub descriptors: usize,
-    /// Descriptors that the daemon may have (RLIMIT_NOFILE), its reserve among them.
-    pub descriptors_max: usize,
-    /// Files whose external changes fanotify reports.
-    pub files_told_of: usize,
-    /// Files with written pages that may still be in the page cache of the backing file.
-    pub written_files_pending: usize,
-    /// Bytes of those pages whose writeback has not begun.
-    pub written_bytes_pending: u64,
-    /// Descriptors that the supervisor has not taken yet, or let go of: it is stopped, or busy.
-    pub undelivered_descriptors: usize,
 }

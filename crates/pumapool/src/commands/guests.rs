@@ -1,7 +1,6 @@
 //! The guests of a mount of images: virtual machines that send the pages that they evict
 //! (`pumapool host-cache host`). The mount listens for them.
 
-use crate::daemon::reported;
 use anyhow::{Context, Result};
 use hostcache::host;
 use parking_lot::Mutex;
@@ -128,7 +127,7 @@ impl Guests {
     pub fn status(&self) -> report::Guests {
         let list = self.host.get().map(|host| host.status()).unwrap_or_default();
         let address = self.host.get().map_or(&self.listen, |host| host.address());
-        report::Guests { listen: address.to_string(), list: list.into_iter().map(reported::host_guest).collect() }
+        report::Guests { listen: address.to_string(), list }
     }
 
     /// The reason why guests cannot connect, if so.

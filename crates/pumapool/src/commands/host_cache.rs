@@ -4,7 +4,7 @@ use crate::cli::host_cache::{Defaults, GuestName, GuestOptions, HostOptions, Mod
 use crate::cli::mount::Options as MountOptions;
 use crate::commands::guests::Guests;
 use crate::commands::mount;
-use crate::daemon::{Daemon, reported, security};
+use crate::daemon::{Daemon, security};
 use anyhow::{Result, bail};
 use clap::Parser;
 use hostcache::guest::{self, Statistics, Stop};
@@ -52,7 +52,7 @@ fn run_guest(options: GuestOptions) -> Result<ExitCode> {
         move || {
             report::Daemon::Guest(Box::new(report::Guest {
                 connected: statistics.is_connected(),
-                guest: reported::guest(statistics.counts()),
+                guest: statistics.counts(),
                 ..description.clone()
             }))
         }

@@ -21,14 +21,14 @@ use crate::config::{self, Changeable};
 use crate::daemon::{
     Daemon, confine,
     control::{self, answer},
-    pool, reported, security,
+    pool, security,
 };
 use ::pool::Gossip;
-use ::pool::role::{Config, Role, Roles, Status};
+use ::pool::role::{self as node_role, Config, Role, Roles};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use parking_lot::Mutex;
-use report::{Reply, RoleSet};
+use report::{Reply, RoleName, RoleSet};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -104,10 +104,10 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
             // The role does not change while these are looked at one after the other.
             let mounts = node.mounts.lock();
             report::Daemon::Join(Box::new(report::Join {
-                role: reported::role(node.status()),
+                role: node.status(),
                 mounts: mounts.status(),
-                lender: reported::lender(node.lender.status()),
-                pool: reported::pool(node.gossip.as_ref()),
+                lender: node.lender.status(),
+                pool: node.gossip.as_ref().map(|gossip| gossip.status()),
                 ..description.clone()
             }))
         }
@@ -161,7 +161,7 @@ impl Node {
             let mut roles = self.roles.lock();
             let was = roles.status(Instant::now());
             let role = roles.step(Instant::now(), mounts.evicted_pages(), before.headroom_bytes);
-            if role != was.role {
+            if was.role != role.into() {
                 tracing::info!("{}", describe(&roles.status(Instant::now())));
             }
             role
@@ -191,7 +191,7 @@ impl Node {
         }
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> report::Role {
         self.roles.lock().status(Instant::now())
     }
 
@@ -200,17 +200,14 @@ impl Node {
         match name {
             Some(name) => {
                 self.roles.lock().set_wanted(name.into());
-                Reply::Done(RoleSet { wanted: reported::role_wanted(name.into()) })
+                Reply::Done(RoleSet { wanted: node_role::Wanted::from(name).into() })
             }
             None => Reply::refused(format!("{wanted:?} is nothing that can be asked of a node")),
         }
     }
 }
 
-fn describe(status: &Status) -> String {
-    let role = match status.role {
-        Role::Lend => "lending",
-        Role::Borrow => "borrowing",
-    };
+fn describe(status: &report::Role) -> String {
+    let role = if status.role == RoleName::Lend { "lending" } else { "borrowing" };
     format!("{role}: {}", status.reason)
 }

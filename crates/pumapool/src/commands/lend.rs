@@ -2,7 +2,7 @@
 
 use crate::cli::lend::{CHANGEABLE, Lending, Options};
 use crate::config::{self, Changeable};
-use crate::daemon::{Daemon, confine, control, pool, reported, security};
+use crate::daemon::{Daemon, confine, control, pool, security};
 use anyhow::Result;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -58,8 +58,8 @@ pub fn run(options: Options) -> Result<ExitCode> {
         };
         move || {
             report::Daemon::Lend(Box::new(report::Lend {
-                lender: reported::lender(handle.status()),
-                pool: reported::pool(gossip.as_ref()),
+                lender: handle.status(),
+                pool: gossip.as_ref().map(|gossip| gossip.status()),
                 ..description.clone()
             }))
         }

@@ -9,7 +9,7 @@ use crate::cli::exit;
 use crate::cli::mount::{CHANGEABLE, FillName, Options, Policies, StrategyName, Switch, WriteName};
 use crate::commands::{guests::Guests, joined};
 use crate::config::Changeable;
-use crate::daemon::{Daemon, cgroups::cgroups, confine, control::answer, membership::Membership, reported, security};
+use crate::daemon::{Daemon, cgroups::cgroups, confine, control::answer, membership::Membership, security};
 use crate::metrics::server::{self, Door};
 use crate::supervisor::{fdstore, keeper, kept::Kept};
 use anyhow::{Context, Result, bail};
@@ -186,7 +186,7 @@ fn serve(options: Options, guests: Option<Arc<Guests>>, mut kept: Kept) -> Resul
             let problems = [membership.problem(), unseen.clone(), of_tap, of_guests, of_keeper];
             let status = report::Mount {
                 pid: Kept::pid(keeper_pid, &channel),
-                pool: reported::pool(membership.gossip()),
+                pool: membership.gossip().map(|gossip| gossip.status()),
                 problems: problems.into_iter().flatten().collect(),
                 guests: guests.as_ref().map(|guests| guests.status()),
                 ..status(description.clone(), &mount, &borrower)
@@ -366,24 +366,23 @@ fn fill(borrower: &Borrower) -> Fill {
 /// The status of a mount: `description` has the parts that do not change.
 fn status(description: report::Mount, mount: &mount::Mount, borrower: &Borrower) -> report::Mount {
     let (read_us, get_is_late_us) = borrower.disk_us();
-    let groups = borrower.cgroups();
     report::Mount {
         fill: fill(borrower),
         // Without a tap, a page that is given away would not come back.
         strategy: if borrower.sees_evictions() { description.strategy } else { Policy::NonInclusive },
         lender_is_up: borrower.lender_is_up(),
-        lenders: borrower.lenders().into_iter().map(reported::link).collect(),
+        lenders: borrower.lenders(),
         disk: report::Disk { read_us, get_is_late_us },
         streams: borrower.streams().to_owned(),
-        curve: reported::curve(borrower),
+        curve: borrower.curve(),
         borrowing: borrower.is_borrowing(),
         puts_under_way: borrower.puts_under_way() as u64,
-        borrower: reported::borrower(borrower.metrics()),
-        cgroups: groups.map(|groups| groups.into_iter().map(reported::cgroup).collect()),
-        latencies: reported::latencies(borrower),
-        catalog: reported::catalog(borrower),
-        tap: borrower.tap_counters().map(reported::tap),
-        mount: reported::files(mount.status()),
+        borrower: borrower.metrics().read(),
+        cgroups: borrower.cgroups(),
+        latencies: borrower.latencies(),
+        catalog: borrower.census(),
+        tap: borrower.tap_counters(),
+        mount: mount.status(),
         ..description
     }
 }

@@ -1,9 +1,10 @@
 //! `pumapool role`: sets the role of a node that has joined a pool.
 
 use crate::cli::role::Options;
-use crate::daemon::{control, reported};
+use crate::daemon::control;
 use anyhow::{Result, anyhow, bail};
-use report::{Reply, RoleSet};
+use pool::role::Wanted;
+use report::{Reply, RoleSet, RoleWanted};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -25,7 +26,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             bail!("several nodes run on this machine; choose one with --pid. `pumapool status` shows their process ids")
         }
     };
-    let wanted = reported::role_wanted(options.role.into());
+    let wanted = RoleWanted::from(Wanted::from(options.role));
     let reply: Reply<RoleSet> = control::request(node.socket.as_ref(), &format!("{COMMAND}{wanted}"), LIMIT)?;
     let set = reply.done().map_err(|error| anyhow!("the node does not change its role: {error}"))?;
     if set.wanted != wanted {

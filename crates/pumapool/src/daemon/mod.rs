@@ -14,7 +14,6 @@ pub mod control;
 pub mod lenders;
 pub mod membership;
 pub mod pool;
-pub mod reported;
 pub mod security;
 
 use crate::cli::daemon::Options;

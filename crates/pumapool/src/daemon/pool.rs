@@ -70,7 +70,7 @@ pub fn tell(gossip: &Gossip, handle: &lender::Handle, address: &Address) {
     let _ = gossip.set_lender(status.lending.then(|| what_is_left(&status, address)));
 }
 
-fn what_is_left(status: &lender::Status, address: &Address) -> Lender {
+fn what_is_left(status: &report::Lender, address: &Address) -> Lender {
     let unused_pages = status.capacity_pages.saturating_sub(status.stored_pages);
     let to_have_bytes = status.headroom_bytes.saturating_add(status.free_resident_pages.saturating_mul(4096));
     Lender {

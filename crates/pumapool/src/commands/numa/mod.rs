@@ -8,7 +8,7 @@ use crate::daemon::{Daemon, security};
 use ::numa::advice;
 use ::numa::apply::{self, Applied};
 use ::numa::machines::{self, Found};
-use ::numa::placing::{Limits, Placing, Status, Wanted, Who};
+use ::numa::placing::{Limits, Placing, Wanted, Who};
 use ::numa::process::{self, Process};
 use ::numa::topology::{self, Node};
 use ::numa::{NodeId, PAGE_BYTES, Policy};
@@ -306,11 +306,11 @@ fn place(placing: &mut Placing, goes_on: &mut dyn FnMut() -> bool, each: &mut dy
         placing.end_period(goes_on);
         let status = placing.status();
         // The part in brackets changes in each period.
-        let state = |status: &Status| status.state.split(" (").next().unwrap_or_default().to_owned();
+        let state = |status: &report::Target| status.state.split(" (").next().unwrap_or_default().to_owned();
         states.resize(status.len(), String::new());
         for (status, before) in status.iter().zip(&mut states) {
             if state(status) != *before {
-                tracing::info!(who = status.who, policy = status.policy, "{}", status.state);
+                tracing::info!(who = status.who, policy = %status.policy, "{}", status.state);
                 *before = state(status);
             }
         }
@@ -379,7 +379,7 @@ fn run_daemon(options: DaemonOptions, nodes: Vec<Node>) -> Result<ExitCode> {
             let (targets, source) = &*shown.lock();
             report::Daemon::Numa(Box::new(report::Numa {
                 source: source.clone(),
-                targets: targets.iter().cloned().map(crate::daemon::reported::target).collect(),
+                targets: targets.clone(),
                 ..description.clone()
             }))
         }
