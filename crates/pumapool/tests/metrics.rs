@@ -137,7 +137,7 @@ fn every_metric_has_a_value() {
     fs::read(at.join("file")).unwrap();
     let joined = format!("{}:{}", text(&folder("source2")), text(&folder("mount2")));
     let node = Node::start(&["--mount", &joined, "--pool", &seed, "--gossip", "127.0.0.1:0"]);
-    node.wait_for("the pool", |status| status.pool.as_ref().is_some_and(|pool| !pool.members.is_empty()));
+    node.wait_for("the pool", |status| status.lend.pool.as_ref().is_some_and(|pool| !pool.members.is_empty()));
     let (images, served, listen) =
         (folder("images"), folder("served"), format!("unix:{}", text(&scratch.path().join("host.sock"))));
     write_pages(&images.join("disk.img"), PAGES, 2);

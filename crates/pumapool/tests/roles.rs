@@ -55,7 +55,7 @@ fn guest_lends(mount: &Mount, file: &Path, bytes: &[u8], node: &Node) -> bool {
 
 fn is_at_once_one_of_both(status: &Join) {
     let borrows = status.mounts.iter().any(|mount| mount.state == NodeMountState::Borrows);
-    assert!(!(borrows && status.lender.lending), "both at once: {status}");
+    assert!(!(borrows && status.lend.lender.lending), "both at once: {status}");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn a_node_that_evicts_borrows_and_lends_again() {
     let bytes = write_pages(&source.join("file"), LOAD_PAGES, 1);
     let guest_bytes = write_pages(&guests.join("file"), GUEST_PAGES, 2);
     let Pool { node, other } = Pool::start(&source, &at, &["--fill", "evict"]);
-    node.wait_for("lending", |status| status.role.role == RoleName::Lend && status.lender.lending);
+    node.wait_for("lending", |status| status.role.role == RoleName::Lend && status.lend.lender.lending);
     assert_eq!(node.status().mounts[0].state, NodeMountState::DoesNotBorrow);
 
     // It lends, to somebody who knows only this lender.
@@ -90,7 +90,7 @@ fn a_node_that_evicts_borrows_and_lends_again() {
         status.role.role == RoleName::Borrow && status.mounts[0].state == NodeMountState::Borrows
     });
     let status = node.status();
-    assert_eq!((node.lent_pages(), status.lender.lending), (0, false), "{status}");
+    assert_eq!((node.lent_pages(), status.lend.lender.lending), (0, false), "{status}");
     assert!(status.role.reason.contains("evicted"), "{status}");
     assert!(
         wait_until(PATIENCE, || other.count(|of| of.puts) > before && other.count(|of| of.hits) > 0),
@@ -109,7 +109,7 @@ fn a_node_that_evicts_borrows_and_lends_again() {
     node.wait_for("lending again", |status| {
         setup::evict(&at.join("file"));
         is_at_once_one_of_both(status);
-        status.role.role == RoleName::Lend && status.lender.lending
+        status.role.role == RoleName::Lend && status.lend.lender.lending
     });
     // More than once, if its reader was held up for so long that it seemed to be at rest.
     let changes = node.status().role.changes;
@@ -139,7 +139,7 @@ fn a_role_can_be_asked_for_and_mounts_live_and_die_with_the_node() {
     let Pool { mut node, other } = Pool::start(&source, &at, &["--role", "borrow"]);
     let is = |status: &Join, role: RoleName, lending: bool, mount: NodeMountState| {
         is_at_once_one_of_both(status);
-        status.role.role == role && status.lender.lending == lending && status.mounts[0].state == mount
+        status.role.role == role && status.lend.lender.lending == lending && status.mounts[0].state == mount
     };
     node.wait_for("borrowing", |status| is(status, RoleName::Borrow, false, NodeMountState::Borrows));
     assert!(fs::read(at.join("file")).unwrap() == bytes);

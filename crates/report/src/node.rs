@@ -1,6 +1,6 @@
 //! The status of a node that has joined a pool.
 
-use crate::{Confined, Lender, Pool, measured, words};
+use crate::{Lend, measured, words};
 use serde::{Deserialize, Serialize};
 
 words! {
@@ -39,30 +39,17 @@ words! {
     }
 }
 
-/// A node that has joined a pool.
+/// A node that has joined a pool: a lender with a role and mounts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Join {
-    /// The process.
-    pub pid: u32,
-    /// The version of the program.
-    pub version: String,
-    /// Where its lender listens.
-    pub listen: String,
-    /// Its rights.
-    pub confined: Confined,
-    /// How connections are protected.
-    pub security: Option<String>,
-    /// Where its metrics are served.
-    pub metrics: Option<String>,
+    /// The lender. Its fields are the node's own in JSON.
+    #[serde(flatten)]
+    pub lend: Lend,
     /// Its role.
     pub role: Role,
     /// Its mounts.
     pub mounts: Vec<NodeMount>,
-    /// Its lent memory.
-    pub lender: Lender,
-    /// Discovery.
-    pub pool: Option<Pool>,
 }
 
 measured! {

@@ -2,8 +2,8 @@
 
 use crate::metric::{Kind, Measured, Metric, Sample, Section};
 use crate::{
-    Borrower, Catalog, Cgroup, Daemon, Disk, Files, Guest, GuestCounts, HostGuest, Latencies, Lender, LenderInfo, Link,
-    Member, Mount, NodeMount, Pool, RequestCount, Role, Tap, Target,
+    Borrower, Catalog, Cgroup, Daemon, Disk, Files, Guest, GuestCounts, HostGuest, Join, Latencies, Lend, Lender,
+    LenderInfo, Link, Member, Mount, NodeMount, Pool, RequestCount, Role, Tap, Target,
 };
 use std::collections::HashSet;
 
@@ -87,17 +87,14 @@ impl Page {
     fn add_daemon(&mut self, daemon: &Daemon) {
         match daemon {
             Daemon::Mount(mount) => self.add_mount(mount),
-            Daemon::Lend(lend) => {
-                self.add_lender(&lend.listen, &lend.version, &lend.lender);
-                self.add_pool(lend.pool.as_ref());
-            }
+            Daemon::Lend(lend) => self.add_lend(lend),
             Daemon::Join(join) => {
-                self.add_lender(&join.listen, &join.version, &join.lender);
-                self.add(&join.role, &[&join.listen]);
-                for mount in &join.mounts {
-                    self.add(mount, &[&join.listen, &mount.mountpoint]);
+                let Join { lend, role, mounts } = &**join;
+                self.add_lend(lend);
+                self.add(role, &[&lend.listen]);
+                for mount in mounts {
+                    self.add(mount, &[&lend.listen, &mount.mountpoint]);
                 }
-                self.add_pool(join.pool.as_ref());
             }
             Daemon::Guest(guest) => {
                 self.add(&**guest, &[&guest.fs]);
@@ -134,9 +131,10 @@ impl Page {
         self.add_pool(mount.pool.as_ref());
     }
 
-    fn add_lender(&mut self, listen: &str, version: &str, lender: &Lender) {
-        self.add(&LenderInfo { version: version.to_owned() }, &[listen]);
-        self.add(lender, &[listen]);
+    fn add_lend(&mut self, lend: &Lend) {
+        self.add(&LenderInfo { version: lend.version.clone() }, &[&lend.listen]);
+        self.add(&lend.lender, &[&lend.listen]);
+        self.add_pool(lend.pool.as_ref());
     }
 
     fn add_pool(&mut self, pool: Option<&Pool>) {

@@ -57,7 +57,6 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
     ensure!(options.mounts.len() <= MOUNTS_MAX, "a node has at most {MOUNTS_MAX} mounts; start another one for more");
     let networks: Vec<_> = options.pool.network().into_iter().chain([options.lending.listen.clone()]).collect();
     let security = security::of(&options.security, &networks)?;
-    let security_name = security::name(&security);
     let daemon = match Daemon::prepare("join", &options.daemon)? {
         Ok(daemon) => daemon,
         Err(code) => return Ok(code),
@@ -70,6 +69,7 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
     // Before the first thread is started: threads inherit it. Mounts are ended by signals, which
     // need no rights beyond the user's.
     let confined = confine::lender(server.local_address(), daemon.metrics(), &control::folder(), config::path());
+    let description = lend::describe(&daemon, server.local_address(), confined, &security);
     let address = server.local_address().to_string();
     let handle = server.handle();
     // Do not lend before the mounts have answered.
@@ -91,24 +91,13 @@ pub fn run(options: Options, log: &str) -> Result<ExitCode> {
     }
     let status = {
         let node = node.clone();
-        let description = report::Join {
-            pid: std::process::id(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            listen: address.clone(),
-            confined,
-            security: Some(security_name.to_owned()),
-            metrics: daemon.metrics().map(Address::to_string),
-            ..report::Join::default()
-        };
         move || {
             // The role does not change while these are looked at one after the other.
             let mounts = node.mounts.lock();
             report::Daemon::Join(Box::new(report::Join {
+                lend: lend::status(&description, &node.lender, node.gossip.as_deref()),
                 role: node.status(),
                 mounts: mounts.status(),
-                lender: node.lender.status(),
-                pool: node.gossip.as_ref().map(|gossip| gossip.status()),
-                ..description.clone()
             }))
         }
     };

@@ -3,7 +3,9 @@
 use crate::cli::lend::{CHANGEABLE, Lending, Options};
 use crate::config::{self, Changeable};
 use crate::daemon::{Daemon, confine, control, pool, security};
+use ::pool::Gossip;
 use anyhow::Result;
+use report::Confined;
 use std::process::ExitCode;
 use std::time::Duration;
 use wire::address::Address;
@@ -30,11 +32,28 @@ pub fn config(lending: &Lending, security: Security) -> Result<lender::Config> {
     })
 }
 
+/// The parts of a lender's status that do not change, for `lend` and `join`.
+pub fn describe(daemon: &Daemon, listen: &Address, confined: Confined, security: &Security) -> report::Lend {
+    report::Lend {
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        listen: listen.to_string(),
+        confined,
+        security: Some(security::name(security).to_owned()),
+        metrics: daemon.metrics().map(Address::to_string),
+        ..report::Lend::default()
+    }
+}
+
+/// The present status of a lender.
+pub fn status(description: &report::Lend, handle: &lender::Handle, gossip: Option<&Gossip>) -> report::Lend {
+    report::Lend { lender: handle.status(), pool: gossip.map(Gossip::status), ..description.clone() }
+}
+
 /// Runs the command.
 pub fn run(options: Options) -> Result<ExitCode> {
     let networks: Vec<_> = options.pool.network().into_iter().chain([options.lending.listen.clone()]).collect();
     let security = security::of(&options.security, &networks)?;
-    let security_name = security::name(&security);
     let daemon = match Daemon::prepare("lend", &options.daemon)? {
         Ok(daemon) => daemon,
         Err(code) => return Ok(code),
@@ -42,27 +61,13 @@ pub fn run(options: Options) -> Result<ExitCode> {
     let server = lender::Server::bind(config(&options.lending, security.clone())?)?;
     // Before the first thread is started: threads inherit it.
     let confined = confine::lender(server.local_address(), daemon.metrics(), &control::folder(), config::path());
+    let description = describe(&daemon, server.local_address(), confined, &security);
     let address = server.local_address().to_string();
     let handle = server.handle();
     let gossip = pool::lend(&options.pool, security, &handle, server.local_address())?;
     let status = {
         let (handle, gossip) = (handle.clone(), gossip.clone());
-        let description = report::Lend {
-            pid: std::process::id(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            listen: address.clone(),
-            confined,
-            security: Some(security_name.to_owned()),
-            metrics: daemon.metrics().map(Address::to_string),
-            ..report::Lend::default()
-        };
-        move || {
-            report::Daemon::Lend(Box::new(report::Lend {
-                lender: handle.status(),
-                pool: gossip.as_ref().map(|gossip| gossip.status()),
-                ..description.clone()
-            }))
-        }
+        move || report::Daemon::Lend(Box::new(status(&description, &handle, gossip.as_deref())))
     };
     let changeable = {
         let handle = handle.clone();

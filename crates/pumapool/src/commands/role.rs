@@ -18,7 +18,7 @@ pub const COMMAND: &str = "role ";
 /// Runs the command.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let mut nodes = report::All::new(control::ask_kind("join"), Vec::new()).nodes;
-    nodes.retain(|node| options.pid.is_none_or(|pid| node.status.pid == pid));
+    nodes.retain(|node| options.pid.is_none_or(|pid| node.status.lend.pid == pid));
     let node = match &nodes[..] {
         [node] => node,
         [] => bail!("no such node of yours runs on this machine; `pumapool status` shows those that do"),
@@ -32,7 +32,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if set.wanted != wanted {
         bail!("the node received only a part of the request; try again");
     }
-    let at = &node.status.listen;
+    let at = &node.status.lend.listen;
     // The role has changed, even if nobody reads the output.
     let _ = writeln!(io::stdout(), "the role of the node {at} is {wanted} from now on");
     Ok(ExitCode::SUCCESS)

@@ -65,7 +65,7 @@ fn percent(part: u64, whole: u64) -> String {
 /// Prints a node that has joined: its role, its mounts in a line each, and its lender.
 fn print_node(out: &mut impl Write, node: &Join) -> io::Result<()> {
     let role = &node.role;
-    writeln!(out, "node {} (pid {})", node.listen, node.pid)?;
+    writeln!(out, "node {} (pid {})", node.lend.listen, node.lend.pid)?;
     writeln!(
         out,
         "  role        {} for {} s ({}), wanted: {}; {} changes, lends again after {} s of calm",
@@ -81,9 +81,8 @@ fn print_node(out: &mut impl Write, node: &Join) -> io::Result<()> {
         let blind = if mount.sees_evictions { "" } else { "; its evictions are not seen" };
         writeln!(out, "  mount       {}: {}{blind}", mount.mountpoint, mount.state)?;
     }
-    print_pool(out, node.pool.as_ref())?;
-    print_lending(out, &node.listen, node.pid, &node.lender)?;
-    print_confined(out, &node.confined)
+    print_pool(out, node.lend.pool.as_ref())?;
+    print_lender(out, &node.lend)
 }
 
 pub(crate) fn print_lender(out: &mut impl Write, lend: &Lend) -> io::Result<()> {

@@ -201,12 +201,12 @@ impl Node {
     }
 
     pub fn address(&self) -> String {
-        self.status().listen.to_owned()
+        self.status().lend.listen.to_owned()
     }
 
     /// Pages of others that it keeps.
     pub fn lent_pages(&self) -> u64 {
-        self.status().lender.stored_pages
+        self.status().lend.lender.stored_pages
     }
 
     pub fn wait_for(&self, what: &str, state: impl Fn(&report::Join) -> bool) {

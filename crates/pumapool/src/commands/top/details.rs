@@ -67,8 +67,9 @@ pub(super) fn details(daemon: &Daemon) -> Details {
         }
         Report::Join(join) => {
             let tracks = [&[("evicted", Track::Evicted)], &LENDER_TRACKS[..]].concat();
-            let lines = [of_node(join), of_lender(daemon, &join.lender), pool_line(join.pool.as_ref())].concat();
-            (format!("node at {}", join.listen), tracks, lines)
+            let lines =
+                [of_node(join), of_lender(daemon, &join.lend.lender), pool_line(join.lend.pool.as_ref())].concat();
+            (format!("node at {}", join.lend.listen), tracks, lines)
         }
         Report::Guest(guest) => {
             let title = format!("{}, given to {}", guest.fs, guest.host);

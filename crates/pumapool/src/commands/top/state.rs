@@ -143,7 +143,7 @@ impl Daemon {
             Report::Guest(guest) => guest.fs.clone(),
             Report::Numa(numa) => format!("process {}", numa.pid),
             Report::Lend(lend) => lend.listen.clone(),
-            Report::Join(join) => join.listen.clone(),
+            Report::Join(join) => join.lend.listen.clone(),
             Report::Unknown => self.socket.clone(),
         }
     }
@@ -265,7 +265,7 @@ fn as_mount(status: &Report) -> Option<&Mount> {
 fn as_lender(status: &Report) -> Option<&Lender> {
     match status {
         Report::Lend(lend) => Some(&lend.lender),
-        Report::Join(join) => Some(&join.lender),
+        Report::Join(join) => Some(&join.lend.lender),
         _ => None,
     }
 }

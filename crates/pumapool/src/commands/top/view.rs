@@ -323,12 +323,14 @@ mod tests {
             let node_mount =
                 NodeMount { mountpoint: "/srv".into(), state: NodeMountState::Borrows, sees_evictions: true };
             let join = Join {
-                listen: "10.0.0.9:7000".into(),
-                lender: lender.clone(),
-                pool: Some(pool),
+                lend: Lend {
+                    listen: "10.0.0.9:7000".into(),
+                    lender: lender.clone(),
+                    pool: Some(pool),
+                    ..Lend::default()
+                },
                 role,
                 mounts: vec![node_mount],
-                ..Join::default()
             };
             let lend = Lend { listen: "10.0.0.2:7070".into(), lender, ..Lend::default() };
             let counts = GuestCounts {
