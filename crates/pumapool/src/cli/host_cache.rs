@@ -1,7 +1,7 @@
 //! The options of `pumapool host-cache`.
 
 use crate::cli::{addresses, daemon, mount, security, size, written};
-use clap::{Parser, ValueEnum};
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use wire::address::Address;
@@ -102,7 +102,7 @@ pub struct HostOptions {
 
     /// Threads that always serve the images. While all of them wait for the disk, the daemon starts
     /// more, up to 128.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, default_value_t = mount::Policies::default().threads, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
 
     #[command(flatten)]
@@ -147,11 +147,4 @@ impl std::str::FromStr for GuestName {
         }
         Ok(GuestName { image: image.into(), key: key.map(PathBuf::from) })
     }
-}
-
-/// The default options of a mount.
-#[derive(Parser)]
-pub struct Defaults {
-    #[command(flatten)]
-    pub policies: mount::Policies,
 }

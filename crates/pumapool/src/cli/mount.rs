@@ -118,41 +118,41 @@ impl Options {
 #[group(id = "policies", multiple = true)]
 pub struct Policies {
     /// Whether a lender keeps a page that it returns.
-    #[arg(long, value_enum, default_value_t = StrategyName::Exclusive)]
+    #[arg(long, value_enum, default_value_t = Policies::default().strategy)]
     pub strategy: StrategyName,
 
     /// Write to SOURCE before a write returns, or let the page cache gather writes first. `back`
     /// makes small writes faster; do not change SOURCE beside the mount then.
-    #[arg(long, value_enum, default_value_t = WriteName::Through)]
+    #[arg(long, value_enum, default_value_t = Policies::default().write)]
     pub write: WriteName,
 
     /// When to send pages to the lender: when the kernel evicts them (needs BPF), or when they are
     /// read from the disk.
-    #[arg(long, value_enum, default_value_t = FillName::Auto)]
+    #[arg(long, value_enum, default_value_t = Policies::default().fill)]
     pub fill: FillName,
 
     /// Skip long sequential reads, unless they repeat, fit at the lenders and are faster there.
-    #[arg(long, value_enum, default_value_t = Switch::On)]
+    #[arg(long, value_enum, default_value_t = Policies::default().filter)]
     pub filter: Switch,
     /// Stop using a lender while it is slower than the disk or than the limits.
-    #[arg(long, value_enum, default_value_t = Switch::On)]
+    #[arg(long, value_enum, default_value_t = Policies::default().gate)]
     pub gate: Switch,
     /// The gate's limits for the average latency of 15 seconds, in microseconds: it closes above
     /// the first and opens below the second.
-    #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().short))]
+    #[arg(long, value_name = "UPPER,LOWER", default_value_t = Policies::default().gate_short)]
     #[serde(with = "written::text")]
     pub gate_short: Thresholds,
     /// The gate's limits for the average latency of a minute, in microseconds.
-    #[arg(long, value_name = "UPPER,LOWER", default_value_t = Thresholds(borrower::gate::Config::default().long))]
+    #[arg(long, value_name = "UPPER,LOWER", default_value_t = Policies::default().gate_long)]
     #[serde(with = "written::text")]
     pub gate_long: Thresholds,
     /// If a lender is slow to answer, also read from the disk and use the first answer.
-    #[arg(long, value_enum, default_value_t = Switch::On)]
+    #[arg(long, value_enum, default_value_t = Policies::default().hedge)]
     pub hedge: Switch,
     /// Let the kernel read files in SOURCE by itself, at full speed, if the pool is of no use to
     /// them: files opened for reading while no lender is used, and files that are only read in long
     /// streams. It lasts until the file is closed. Needs Linux 6.9, root and `--write through`.
-    #[arg(long, value_enum, default_value_t = Switch::On)]
+    #[arg(long, value_enum, default_value_t = Policies::default().passthrough)]
     pub passthrough: Switch,
     /// Allow idmapped mounts of MOUNTPOINT (Linux 6.12), which pods with `hostUsers: false` need.
     /// The kernel then tells the user of a request only where it creates a file: `trusted.`
@@ -162,7 +162,7 @@ pub struct Policies {
     pub idmapped: bool,
     /// Stop using a lender for good after it has returned so many pages that do not verify.
     /// Mounting again forgives it.
-    #[arg(long, value_name = "COUNT", default_value_t = borrower::BAD_PAGES_MAX,
+    #[arg(long, value_name = "COUNT", default_value_t = Policies::default().bad_pages,
         value_parser = clap::value_parser!(u64).range(1..))]
     pub bad_pages: u64,
     /// Memory for the catalog of lent pages: 2 MiB for each GiB lent. When the catalog is full,
@@ -172,14 +172,14 @@ pub struct Policies {
     pub catalog: u64,
     /// Threads that always serve the mount. While all of them wait for SOURCE, the daemon starts
     /// more, up to 128.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, default_value_t = Policies::default().threads, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
 
     /// How long the kernel may keep attributes without asking, in seconds. Changes made beside the
     /// mount are seen that much later. If the kernel reports such changes (root, a local backing
     /// file system), they are seen at once, and unchanged attributes are kept for a minute from the
     /// second look on. 0: the kernel asks each time.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = Policies::default().attribute_timeout, value_parser = seconds)]
     pub attribute_timeout: f64,
 
     /// Lend only for this control group and all below it: PATH[,quota=SIZE][,share=NUMBER]. The
@@ -193,9 +193,33 @@ pub struct Policies {
 
     /// Memory for evicted pages that wait to be sent (a power of two). `auto`: 32 MiB, or a
     /// sixteenth of the memory of the machine (or of the mount's cgroup), if that is less.
-    #[arg(long, value_name = "SIZE|auto", default_value_t = Ring::Auto)]
+    #[arg(long, value_name = "SIZE|auto", default_value_t = Policies::default().ring)]
     #[serde(with = "written::text")]
     pub ring: Ring,
+}
+
+impl Default for Policies {
+    fn default() -> Policies {
+        let gate = borrower::gate::Config::default();
+        Policies {
+            strategy: StrategyName::Exclusive,
+            write: WriteName::Through,
+            fill: FillName::Auto,
+            filter: Switch::On,
+            gate: Switch::On,
+            gate_short: Thresholds(gate.short),
+            gate_long: Thresholds(gate.long),
+            hedge: Switch::On,
+            passthrough: Switch::On,
+            idmapped: false,
+            bad_pages: borrower::BAD_PAGES_MAX,
+            catalog: 256 << 20,
+            threads: 8,
+            attribute_timeout: 1.0,
+            cgroup: Vec::new(),
+            ring: Ring::Auto,
+        }
+    }
 }
 
 /// Of [`Policies`], what can change while it runs.
@@ -338,6 +362,18 @@ fn seconds(text: &str) -> Result<f64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_options_are_the_default() {
+        #[derive(clap::Parser)]
+        struct Command {
+            #[command(flatten)]
+            policies: Policies,
+        }
+        let parsed = <Command as clap::Parser>::parse_from(["mount"]).policies;
+        let json = |policies: &Policies| serde_json::to_value(policies).unwrap();
+        assert_eq!(json(&parsed), json(&Policies::default()));
+    }
 
     #[test]
     fn a_ring_is_read_as_it_is_written() {

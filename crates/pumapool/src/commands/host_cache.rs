@@ -1,12 +1,11 @@
 //! `pumapool host-cache`: a host's page cache stores pages that its guests evict.
 
-use crate::cli::host_cache::{Defaults, GuestName, GuestOptions, HostOptions, Mode, Options, Side, Switch};
-use crate::cli::mount::Options as MountOptions;
+use crate::cli::host_cache::{GuestName, GuestOptions, HostOptions, Mode, Options, Side, Switch};
+use crate::cli::mount::{Options as MountOptions, Policies};
 use crate::commands::guests::Guests;
 use crate::commands::mount;
 use crate::daemon::{Daemon, security};
 use anyhow::{Result, bail};
-use clap::Parser;
 use hostcache::guest::{self, Statistics, Stop};
 use hostcache::{Volume, host};
 use std::process::ExitCode;
@@ -103,7 +102,7 @@ fn run_host(options: HostOptions) -> Result<ExitCode> {
         })
     };
     let guests = Guests::new(options.listen.absolute()?, config);
-    let mut policies = Defaults::parse_from(["mount"]).policies;
+    let mut policies = Policies::default();
     (policies.catalog, policies.threads) = (options.catalog, options.threads);
     let mount = MountOptions::of_images(options.images, options.mountpoint, policies, options.daemon);
     mount::run_images(mount, Arc::new(guests))
