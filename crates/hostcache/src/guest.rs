@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tap::{Added, AddedTap, BpfTap, Eviction, EvictionSource, Target};
 use wire::address::{Address, Stream};
-use wire::frames::{Broken, FrameReader, Outgoing, send};
+use wire::frames::{ConnectionError, FrameReader, Outgoing, send};
 use wire::named::{self, Joined};
 use wire::secure::{Channel, Security};
 use wire::{DEMOTE_ITEMS_MAX, DemotedPage, Fate, Header, ITEMS_MAX, Kind, PageSpan};
@@ -431,7 +431,7 @@ impl Link {
                 None => match self.reader.fill(&self.stream, rustix::net::RecvFlags::DONTWAIT) {
                     Ok(true) => {}
                     Ok(false) => return Ok(()),
-                    Err(Broken::Closed) => return Err(failed("it closed the connection")),
+                    Err(ConnectionError::Closed) => return Err(failed("it closed the connection")),
                     Err(broken) => return Err(failed(broken)),
                 },
             }

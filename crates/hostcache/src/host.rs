@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use wire::address::{Address, Stream};
 use wire::complaints::Complaints;
 use wire::confined::{self, Work, confine};
-use wire::frames::{Broken, FrameReader, Outgoing, send};
+use wire::frames::{ConnectionError, FrameReader, Outgoing, send};
 use wire::key::PoolKey;
 use wire::listener::Listener;
 use wire::named::{self, Greeted};
@@ -340,7 +340,7 @@ impl Shared {
     }
 
     /// Identifies the guest.
-    fn greet(&self, stream: &Stream) -> Result<Greeted, Broken> {
+    fn greet(&self, stream: &Stream) -> Result<Greeted, ConnectionError> {
         let keys: Vec<Option<&PoolKey>> = self.known.iter().map(|known| known.guest.key.as_ref()).collect();
         let greeted = named::greet(stream, &keys, wire::ROLE_GUEST, "pumapool host-cache guest")?;
         if let Some(problem) = &self.known[greeted.nth].problem {
@@ -367,10 +367,10 @@ impl Shared {
         }
         let mut session = Session { shared: self, known, stream, channel, reader };
         // A bug ends this guest's connection, and nothing else.
-        let ended =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| session.run())).unwrap_or(Err(Broken::Bug));
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| session.run()))
+            .unwrap_or(Err(ConnectionError::Bug));
         if let Some(suppressed) = known.log.next() {
-            tracing::info!(%image, suppressed, "guest gone: {}", ended.err().unwrap_or(Broken::Closed));
+            tracing::info!(%image, suppressed, "guest gone: {}", ended.err().unwrap_or(ConnectionError::Closed));
         }
         let mut connection = known.connection.lock();
         if connection.as_ref().is_some_and(|(current, _)| *current == number) {
@@ -388,9 +388,9 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn run(&mut self) -> Result<(), Broken> {
+    fn run(&mut self) -> Result<(), ConnectionError> {
         let mut outgoing = Outgoing::default();
-        let problem = Broken::Io;
+        let problem = ConnectionError::Io;
         // The image is open as long as there is work on it.
         let mut opened = None;
         while !self.shared.stopping.load(Relaxed) {
@@ -409,13 +409,13 @@ impl Session<'_> {
             match frame.kind {
                 Kind::Held => {
                     let Ok(spans) = <[PageSpan]>::ref_from_bytes(frame.body) else {
-                        return Err(Broken::Unexpected(frame.kind));
+                        return Err(ConnectionError::Unexpected(frame.kind));
                     };
                     held(self.shared, self.known, image, spans).map_err(problem)?;
                 }
                 _ => {
                     let Ok(pages) = <[DemotedPage]>::ref_from_bytes(frame.body) else {
-                        return Err(Broken::Unexpected(frame.kind));
+                        return Err(ConnectionError::Unexpected(frame.kind));
                     };
                     let fates = demoted(self.shared, self.known, image, pages).map_err(problem)?;
                     let header = Header::new(Kind::Demoted, fates.len(), fates.len(), frame.header.request.get());
@@ -430,7 +430,7 @@ impl Session<'_> {
     }
 
     /// Receives more bytes. Between two frames there is no time limit.
-    fn wait_for_frame(&mut self) -> Result<(), Broken> {
+    fn wait_for_frame(&mut self) -> Result<(), ConnectionError> {
         if self.reader.is_empty() {
             let mut fds = [PollFd::new(self.stream, PollFlags::IN)];
             let _ = poll(&mut fds, None);
@@ -438,7 +438,7 @@ impl Session<'_> {
         let deadline = Instant::now() + FRAME_LIMIT;
         while !self.reader.fill(self.stream, RecvFlags::empty())? {
             if Instant::now() >= deadline {
-                return Err(Broken::Stuck);
+                return Err(ConnectionError::Stuck);
             }
         }
         Ok(())

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-use wire::frames::{Broken, Frame, Outgoing};
+use wire::frames::{ConnectionError, Frame, Outgoing};
 use wire::secure::Channel;
 use wire::{GetItem, Header, Kind, PutItem, WireKey};
 use zerocopy::little_endian::U64;
@@ -64,7 +64,7 @@ impl Connection {
     }
 
     /// Executes a frame, and appends the answer to `out`.
-    pub fn answer(&mut self, frame: &Frame<'_>, now: Instant, out: &mut Outgoing) -> Result<(), Broken> {
+    pub fn answer(&mut self, frame: &Frame<'_>, now: Instant, out: &mut Outgoing) -> Result<(), ConnectionError> {
         self.joined.heard.note(now);
         self.cost.bytes += (size_of::<Header>() + frame.body.len()) as u64;
         let request = frame.header.request.get();
@@ -79,12 +79,12 @@ impl Connection {
             }
             Kind::Bye => {
                 self.shared.table.lock().end_session(self.session);
-                return Err(Broken::Goodbye);
+                return Err(ConnectionError::Goodbye);
             }
             _ => None,
         };
         // The header was validated and the kind may arrive. This only avoids a panic.
-        understood.ok_or(Broken::Unexpected(frame.kind))?;
+        understood.ok_or(ConnectionError::Unexpected(frame.kind))?;
         if self.is_main {
             self.push_lost(out)?;
         }
@@ -92,15 +92,15 @@ impl Connection {
     }
 
     /// Reserves slots for the pages of a Put whose head has arrived.
-    pub fn begin_put(&mut self, head: &Frame<'_>, now: Instant) -> Result<Receipt, Broken> {
+    pub fn begin_put(&mut self, head: &Frame<'_>, now: Instant) -> Result<Receipt, ConnectionError> {
         self.joined.heard.note(now);
         self.cost.bytes += (size_of::<Header>() as u64) + u64::from(head.header.body_bytes.get());
-        let items = <[PutItem]>::ref_from_bytes(head.body).map_err(|_| Broken::Unexpected(head.kind))?;
+        let items = <[PutItem]>::ref_from_bytes(head.body).map_err(|_| ConnectionError::Unexpected(head.kind))?;
         Ok(Receipt::begin(&self.shared, self.joined.owner, items.to_vec(), head.header.request.get()))
     }
 
     /// Stores the pages of a Put, which have all arrived, and appends the answer.
-    pub fn end_put(&mut self, receipt: Receipt, now: Instant, out: &mut Outgoing) -> Result<(), Broken> {
+    pub fn end_put(&mut self, receipt: Receipt, now: Instant, out: &mut Outgoing) -> Result<(), ConnectionError> {
         self.joined.heard.note(now);
         let request = receipt.request;
         let statuses = out.begin(&self.channel);
@@ -147,7 +147,13 @@ impl Connection {
     }
 
     /// The outer error is one of the channel. `None`: the frame is malformed.
-    fn put(&mut self, body: &[u8], count: usize, request: u64, out: &mut Outgoing) -> Result<Option<()>, Broken> {
+    fn put(
+        &mut self,
+        body: &[u8],
+        count: usize,
+        request: u64,
+        out: &mut Outgoing,
+    ) -> Result<Option<()>, ConnectionError> {
         let Ok((items, pages)) = <[PutItem]>::ref_from_prefix_with_elems(body, count) else { return Ok(None) };
         let (pages, _) = pages.as_chunks::<PAGE_SIZE>();
         let statuses = out.begin(&self.channel);
@@ -168,7 +174,13 @@ impl Connection {
     }
 
     /// Answers a Get. The result is that of [`Connection::put`].
-    fn get(&mut self, body: &[u8], exclusive: bool, request: u64, out: &mut Outgoing) -> Result<Option<()>, Broken> {
+    fn get(
+        &mut self,
+        body: &[u8],
+        exclusive: bool,
+        request: u64,
+        out: &mut Outgoing,
+    ) -> Result<Option<()>, ConnectionError> {
         let Ok(keys) = <[WireKey]>::ref_from_bytes(body) else { return Ok(None) };
         let is_behind = self.is_behind();
         let reply = out.begin(&self.channel);
@@ -217,7 +229,7 @@ impl Connection {
     }
 
     /// Appends a frame of notices, if there are any. Returns whether there were.
-    pub fn push_lost(&mut self, out: &mut Outgoing) -> Result<bool, Broken> {
+    pub fn push_lost(&mut self, out: &mut Outgoing) -> Result<bool, ConnectionError> {
         self.lost.clear();
         self.shared.store.lock().take_notices(self.joined.owner, wire::ITEMS_MAX, &mut self.lost);
         if self.lost.is_empty() {

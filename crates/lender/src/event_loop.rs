@@ -39,7 +39,7 @@ use sync::polling::{POLL_MAX, Patience};
 use wire::Kind;
 use wire::address::Stream;
 use wire::confined::{self, Work, confine};
-use wire::frames::{Broken, FrameReader, Outgoing, send_some};
+use wire::frames::{ConnectionError, FrameReader, Outgoing, send_some};
 
 /// The maximum number of event loops of each kind, if there are twice as many processors. One core
 /// moves some gigabytes a second, so these fill the fastest networks of lenders.
@@ -256,7 +256,7 @@ impl Member {
     }
 
     /// Handles an event of the epoll.
-    fn on_event(&mut self, flags: EventFlags, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
+    fn on_event(&mut self, flags: EventFlags, now: Instant, scratch: &mut Scratch) -> Result<(), ConnectionError> {
         if self.unsent.is_some() {
             self.flush(scratch)
         } else if self.pause.is_some() {
@@ -272,16 +272,16 @@ impl Member {
     }
 
     /// Handles the time of [`Member::due`].
-    fn on_due(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
+    fn on_due(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), ConnectionError> {
         if self.unsent.is_some() {
-            return Err(Broken::Stuck);
+            return Err(ConnectionError::Stuck);
         }
         if self.pause.is_some() {
             self.end_pause();
             return Ok(());
         }
         if self.frame_due.is_some() {
-            return Err(Broken::Stuck);
+            return Err(ConnectionError::Stuck);
         }
         self.connection.begin_turn();
         scratch.out.clear();
@@ -294,7 +294,7 @@ impl Member {
     }
 
     /// Serves one frame, if there is one.
-    fn serve(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
+    fn serve(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), ConnectionError> {
         if self.receipt.is_none() && self.reader.has_no_buffer() {
             self.reader.give_buffer(scratch.buffer());
         }
@@ -305,7 +305,7 @@ impl Member {
         served
     }
 
-    fn serve_frame(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
+    fn serve_frame(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), ConnectionError> {
         self.connection.begin_turn();
         scratch.out.clear();
         let dealt_with = match self.receipt {
@@ -342,7 +342,7 @@ impl Member {
     }
 
     /// Receives a frame, or its next part. Returns its kind, if it is complete and was served.
-    fn receive_frame(&mut self, now: Instant, scratch: &mut Scratch) -> Result<Option<Kind>, Broken> {
+    fn receive_frame(&mut self, now: Instant, scratch: &mut Scratch) -> Result<Option<Kind>, ConnectionError> {
         let Member { connection, reader, .. } = self;
         let mut found = reader.look(|kind| connection.may_come(kind))?;
         if found.is_none() && reader.fill(&self.stream, RecvFlags::DONTWAIT)? {
@@ -362,13 +362,13 @@ impl Member {
     }
 
     /// Receives pages into the store. The result is that of [`Member::receive_frame`].
-    fn receive_pages(&mut self, now: Instant, scratch: &mut Scratch) -> Result<Option<Kind>, Broken> {
+    fn receive_pages(&mut self, now: Instant, scratch: &mut Scratch) -> Result<Option<Kind>, ConnectionError> {
         let Some(receipt) = &mut self.receipt else { return Ok(None) };
         match receipt.incoming.receive(&self.stream) {
-            Ok(0) => return Err(Broken::Truncated),
+            Ok(0) => return Err(ConnectionError::Truncated),
             Ok(_) => {}
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            Err(error) => return Err(Broken::Io(error)),
+            Err(error) => return Err(ConnectionError::Io(error)),
         }
         let complete = self.receipt.take_if(|receipt| receipt.incoming.is_complete());
         let Some(receipt) = complete else { return Ok(None) };
@@ -377,7 +377,7 @@ impl Member {
     }
 
     /// Sends the answer of a frame, or stores the part that the socket does not take.
-    fn send(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), Broken> {
+    fn send(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), ConnectionError> {
         let bytes = scratch.out.bytes();
         let byte_count = bytes.len();
         let sent = if bytes.is_empty() { 0 } else { send_some(&self.stream, bytes)? };
@@ -390,7 +390,7 @@ impl Member {
     }
 
     /// Continues to send.
-    fn flush(&mut self, scratch: &mut Scratch) -> Result<(), Broken> {
+    fn flush(&mut self, scratch: &mut Scratch) -> Result<(), ConnectionError> {
         let Some(unsent) = &mut self.unsent else { return Ok(()) };
         self.connection.begin_turn();
         unsent.sent += send_some(&self.stream, &unsent.bytes[unsent.sent..])?;
@@ -541,7 +541,7 @@ impl EventLoop {
         });
         let added = epoll::add(&self.epoll, &*member.stream, EventData::new_u64(number as u64), member.armed);
         self.members[number] = Some(Box::new(member));
-        self.act(number, |_, _| added.map_err(|error| Broken::Io(error.into())));
+        self.act(number, |_, _| added.map_err(|error| ConnectionError::Io(error.into())));
     }
 
     /// Serves the connections that are due.
@@ -558,22 +558,23 @@ impl EventLoop {
     }
 
     /// Runs `act` on a connection, and ends the connection if that fails.
-    fn act(&mut self, number: usize, act: impl FnOnce(&mut Member, &mut Scratch) -> Result<(), Broken>) {
+    fn act(&mut self, number: usize, act: impl FnOnce(&mut Member, &mut Scratch) -> Result<(), ConnectionError>) {
         let Some(member) = self.members[number].as_mut() else { return };
         let scratch = &mut self.scratch;
-        let done = catch_unwind(AssertUnwindSafe(|| act(member, scratch))).unwrap_or(Err(Broken::Bug));
+        let done = catch_unwind(AssertUnwindSafe(|| act(member, scratch))).unwrap_or(Err(ConnectionError::Bug));
         if let Err(broken) = done.and_then(|()| self.rearm(number)) {
             self.end(number, &broken);
         }
     }
 
     /// Updates the epoll and the due time of a connection.
-    fn rearm(&mut self, number: usize) -> Result<(), Broken> {
+    fn rearm(&mut self, number: usize) -> Result<(), ConnectionError> {
         let Some(member) = self.members[number].as_mut() else { return Ok(()) };
         let interest = member.interest();
         if interest != member.armed {
             let data = EventData::new_u64(number as u64);
-            epoll::modify(&self.epoll, &*member.stream, data, interest).map_err(|error| Broken::Io(error.into()))?;
+            epoll::modify(&self.epoll, &*member.stream, data, interest)
+                .map_err(|error| ConnectionError::Io(error.into()))?;
             member.armed = interest;
         }
         // If a frame is known to be incomplete, the epoll reports the rest.
@@ -587,7 +588,7 @@ impl EventLoop {
         Ok(())
     }
 
-    fn end(&mut self, number: usize, broken: &Broken) {
+    fn end(&mut self, number: usize, broken: &ConnectionError) {
         let Some(mut member) = self.members[number].take() else { return };
         self.vacant.push(number);
         // Other threads may hold the stream a little longer, so it would not leave the epoll by

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use wire::address::Stream;
-pub use wire::frames::{Broken, FrameReader};
+pub use wire::frames::{ConnectionError, FrameReader};
 use wire::secure::Security;
 
 /// A lender without a listener and without housekeeping. The caller passes connections to it.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use wire::address::Stream;
-use wire::frames::{Broken, FrameReader, Outgoing, send, send_some};
+use wire::frames::{ConnectionError, FrameReader, Outgoing, send, send_some};
 use wire::secure::{Channel, Security};
 use wire::{Hello, Kind, Refused, Welcome};
 use zerocopy::little_endian::{U32, U64};
@@ -45,16 +45,16 @@ pub fn receive(shared: &Arc<Shared>, stream: Arc<Stream>, entry: Entry) -> Optio
 }
 
 /// Counts and logs the reason why a connection has ended.
-pub fn note_end(shared: &Shared, stream: &Stream, broken: &Broken) {
+pub fn note_end(shared: &Shared, stream: &Stream, broken: &ConnectionError) {
     match broken {
         // A peer may disconnect at any time, and so may its network.
-        Broken::Closed | Broken::Goodbye | Broken::Io(_) => {
+        ConnectionError::Closed | ConnectionError::Goodbye | ConnectionError::Io(_) => {
             tracing::debug!(peer = stream.peer(), reason = %broken, "connection ended")
         }
-        Broken::Bug => tracing::error!(peer = stream.peer(), "{broken}"),
+        ConnectionError::Bug => tracing::error!(peer = stream.peer(), "{broken}"),
         _ if shared.stop.is_requested() => {}
-        Broken::Refused => {}
-        Broken::Stuck => {
+        ConnectionError::Refused => {}
+        ConnectionError::Stuck => {
             shared.tally.stuck_connections.fetch_add(1, Relaxed);
             shared.complaints.log(&stream.peer(), broken);
         }
@@ -80,15 +80,15 @@ pub fn refuse(shared: &Shared, stream: &Stream, channel: &Channel, code: u32, te
 
 /// Receives the first frames: a peer must have the pool's key, if there is one, before anything of
 /// a session is touched.
-fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connection, FrameReader), Broken> {
-    stream.set_read_timeout(Some(HELLO_TICK)).map_err(Broken::Io)?;
-    stream.set_write_timeout(Some(SEND_TICK)).map_err(Broken::Io)?;
+fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connection, FrameReader), ConnectionError> {
+    stream.set_read_timeout(Some(HELLO_TICK)).map_err(ConnectionError::Io)?;
+    stream.set_write_timeout(Some(SEND_TICK)).map_err(ConnectionError::Io)?;
     // Both frames together have the time limit of one: a peer gets no more time because its first
     // frame is valid.
     let deadline = Instant::now() + HELLO_LIMIT;
     let refused = |channel: &Channel, code, text: &str| {
         refuse(shared, stream, channel, code, text);
-        Broken::Refused
+        ConnectionError::Refused
     };
     let refused_protocol = |channel: &Channel, theirs: u64| {
         let ours = wire::PROTOCOL;
@@ -101,9 +101,9 @@ fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connec
         let may_come = |kind| kind == Kind::Hello || kind == Kind::Handshake1 && !channel.is_sealed();
         let frame = match reader.next(stream, deadline, may_come) {
             Ok(frame) => frame,
-            Err(Broken::Unexpected(kind)) => {
+            Err(ConnectionError::Unexpected(kind)) => {
                 refused(&channel, wire::REFUSED_HELLO, "the first frame must be a Hello");
-                return Err(Broken::Unexpected(kind));
+                return Err(ConnectionError::Unexpected(kind));
             }
             Err(broken) => return Err(broken),
         };
@@ -128,7 +128,7 @@ fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connec
         channel = sealed;
         reader.open_with(channel.clone());
     };
-    let (hello, next_version) = hello.ok_or(Broken::Unexpected(Kind::Hello))?;
+    let (hello, next_version) = hello.ok_or(ConnectionError::Unexpected(Kind::Hello))?;
     if hello.magic != wire::MAGIC {
         return Err(refused(&channel, wire::REFUSED_HELLO, "the Hello does not begin as one of this protocol"));
     }

@@ -9,7 +9,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use wire::address::{Address, Stream};
 use wire::confined::{self, Work, confine};
-use wire::frames::{Broken, Outgoing, send};
+use wire::frames::{ConnectionError, Outgoing, send};
 use wire::key::PoolKey;
 use wire::listener::Listener;
 use wire::named::{self, Greeted};
@@ -90,7 +90,7 @@ fn serve(
     keys: &[Option<PoolKey>],
     asked: &SyncSender<Asked>,
     connections: &AtomicUsize,
-) -> Result<(), Broken> {
+) -> Result<(), ConnectionError> {
     let keys: Vec<Option<&PoolKey>> = keys.iter().map(Option::as_ref).collect();
     let greeted = named::greet(stream, &keys, wire::ROLE_ADVISER, "pumapool numa advise")?;
     drop(stranger);
@@ -103,11 +103,11 @@ fn serve(
     served
 }
 
-fn hear(stream: &Stream, greeted: Greeted, asked: &SyncSender<Asked>) -> Result<(), Broken> {
+fn hear(stream: &Stream, greeted: Greeted, asked: &SyncSender<Asked>) -> Result<(), ConnectionError> {
     let Greeted { nth, channel, mut reader } = greeted;
     named::welcome(stream, &channel)?;
     let frame = reader.next(stream, Instant::now() + ANSWER_LIMIT, |kind| kind == Kind::Advise)?;
-    let advice = Advice::read_from_bytes(frame.body).map_err(|_| Broken::Unexpected(Kind::Advise))?;
+    let advice = Advice::read_from_bytes(frame.body).map_err(|_| ConnectionError::Unexpected(Kind::Advise))?;
     let name = advice.policy.split(|byte| *byte == 0).next().unwrap_or_default();
     let granted = String::from_utf8_lossy(name).parse::<Policy>().and_then(|policy| {
         let (answer, answered) = sync_channel(1);

@@ -60,7 +60,7 @@ pub(crate) fn consume(
 ) -> io::Result<usize> {
     let producer = produced(memory);
     let ring_bytes = memory.ring_bytes();
-    let invalid = |corrupt: Corrupt| io::Error::new(io::ErrorKind::InvalidData, corrupt.to_string());
+    let invalid = |corrupt: Corrupt| io::Error::new(io::ErrorKind::InvalidData, corrupt);
     let mut taken = 0;
     while let Some(at) = record::header_offset(*consumer, producer, ring_bytes).map_err(invalid)? {
         // Pairs with the kernel's exchange that clears BUSY: the record's contents are read after

@@ -13,8 +13,6 @@
 //! a panic. A result never points outside of `2 * ring_bytes` (the ring, mapped twice in a row so
 //! that a record that wraps is still contiguous) nor behind the producer.
 
-use std::fmt;
-
 /// The bytes before each record; records start at multiples of it.
 pub(crate) const HEADER_BYTES: u64 = 8;
 
@@ -43,18 +41,12 @@ pub(crate) enum Step {
 }
 
 /// The numbers contradict each other: the ring cannot be read any further.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the eviction ring is corrupt at position {consumer} (producer {producer}, header {header:x?})")]
 pub(crate) struct Corrupt {
     consumer: u64,
     producer: u64,
     header: Option<u32>,
-}
-
-impl fmt::Display for Corrupt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Corrupt { consumer, producer, header } = self;
-        write!(f, "the eviction ring is corrupt at position {consumer} (producer {producer}, header {header:x?})")
-    }
 }
 
 /// Returns the place of the next record's header in the mapped ring; `None` if there is no further

@@ -22,42 +22,35 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 const FIRST_BYTES: usize = size_of::<Header>() + SEAL_BYTES + crate::ITEMS_MAX * size_of::<crate::WireKey>();
 
 /// The reason why a connection ends.
-#[derive(Debug)]
-pub enum Broken {
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
     /// The peer closed the connection between two frames.
+    #[error("closed")]
     Closed,
     /// The peer sent Bye.
+    #[error("sent Bye")]
     Goodbye,
     /// The peer broke the protocol.
+    #[error("{0}")]
     Malformed(Malformed),
     /// The peer sent a frame that is not permitted here.
+    #[error("{0:?} where none may come")]
     Unexpected(Kind),
     /// The peer closed the connection in the middle of a frame.
+    #[error("closed in the middle of a frame")]
     Truncated,
     /// The peer did not finish a frame, or receive one, in time.
+    #[error("stuck in the middle of a frame")]
     Stuck,
     /// The peer was refused.
+    #[error("refused")]
     Refused,
     /// The connection failed.
+    #[error("{0}")]
     Io(io::Error),
     /// The handler of the connection panicked.
+    #[error("a frame has found a bug here; please report the message above")]
     Bug,
-}
-
-impl std::fmt::Display for Broken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Broken::Closed => write!(f, "closed"),
-            Broken::Goodbye => write!(f, "sent Bye"),
-            Broken::Malformed(malformed) => write!(f, "{malformed}"),
-            Broken::Unexpected(kind) => write!(f, "{kind:?} where none may come"),
-            Broken::Truncated => write!(f, "closed in the middle of a frame"),
-            Broken::Stuck => write!(f, "stuck in the middle of a frame"),
-            Broken::Refused => write!(f, "refused"),
-            Broken::Io(error) => write!(f, "{error}"),
-            Broken::Bug => write!(f, "a frame has found a bug here; please report the message above"),
-        }
-    }
 }
 
 /// A received frame.
@@ -112,10 +105,10 @@ impl FrameReader {
 
     /// Checks the received bytes for a frame that `may_come`. `None`: more bytes are needed. This
     /// removes the frame before.
-    pub fn look(&mut self, may_come: impl Fn(Kind) -> bool) -> Result<Option<Found>, Broken> {
+    pub fn look(&mut self, may_come: impl Fn(Kind) -> bool) -> Result<Option<Found>, ConnectionError> {
         self.start += std::mem::take(&mut self.handed_out);
         match self.header()? {
-            Some((_, kind)) if !may_come(kind) => Err(Broken::Unexpected(kind)),
+            Some((_, kind)) if !may_come(kind) => Err(ConnectionError::Unexpected(kind)),
             Some((header, kind)) if self.buffer.len() - self.start >= self.frame_bytes(&header) => {
                 Ok(Some(Found { header, kind }))
             }
@@ -124,14 +117,14 @@ impl FrameReader {
     }
 
     /// Returns the frame that was found.
-    pub fn take(&mut self, found: Found) -> Result<Frame<'_>, Broken> {
+    pub fn take(&mut self, found: Found) -> Result<Frame<'_>, ConnectionError> {
         let body_bytes = found.header.body_bytes.get() as usize;
         self.hand_out(found, body_bytes)
     }
 
     /// Returns the head of a Put whose pages have not all arrived: its body is the items only. Call
     /// it if no frame was found. `None`: no Put has begun, or its head is incomplete.
-    pub fn take_head(&mut self) -> Result<Option<Frame<'_>>, Broken> {
+    pub fn take_head(&mut self) -> Result<Option<Frame<'_>>, ConnectionError> {
         match self.header()? {
             Some((header, Kind::Put)) if self.buffer.len() - self.start >= self.head_bytes(&header) => {
                 self.hand_out(Found { header, kind: Kind::Put }, header.items_bytes()).map(Some)
@@ -148,14 +141,14 @@ impl FrameReader {
         &self.buffer[rest]
     }
 
-    fn hand_out(&mut self, found: Found, body_bytes: usize) -> Result<Frame<'_>, Broken> {
+    fn hand_out(&mut self, found: Found, body_bytes: usize) -> Result<Frame<'_>, ConnectionError> {
         let Found { header, kind } = found;
         self.handed_out = size_of::<Header>() + self.channel.extra_bytes() + body_bytes;
         let mut body = self.start + size_of::<Header>()..self.start + self.handed_out;
         if self.channel.is_sealed() {
             let sealed = body.start..body.start + SEAL_BYTES + header.items_bytes();
             let items = self.channel.open_head(&header, &self.buffer[sealed.clone()], &mut self.opened);
-            let items = items.map_err(Broken::Malformed)?;
+            let items = items.map_err(ConnectionError::Malformed)?;
             // The decrypted items replace the plain ones, in front of the pages.
             body.start = sealed.end - items.len();
             self.buffer[body.start..sealed.end].copy_from_slice(items);
@@ -166,7 +159,7 @@ impl FrameReader {
     /// Reads from the socket into the free part of the buffer, which has room for the rest of the
     /// current frame, or of the part that is received here. Returns false if nothing arrived: at
     /// once, or where the stream waits, within its time limit. Call it when no frame was found.
-    pub fn fill(&mut self, stream: &Stream, flags: RecvFlags) -> Result<bool, Broken> {
+    pub fn fill(&mut self, stream: &Stream, flags: RecvFlags) -> Result<bool, ConnectionError> {
         let needed = match self.header()? {
             Some((header, Kind::Put)) if self.leaves_pages => self.head_bytes(&header),
             Some((header, _)) => self.frame_bytes(&header),
@@ -177,11 +170,13 @@ impl FrameReader {
         self.buffer.reserve_exact(needed.saturating_sub(self.buffer.len()));
         loop {
             return match rustix::net::recv(stream, spare_capacity(&mut self.buffer), flags) {
-                Ok((0, _)) => Err(if self.buffer.is_empty() { Broken::Closed } else { Broken::Truncated }),
+                Ok((0, _)) => {
+                    Err(if self.buffer.is_empty() { ConnectionError::Closed } else { ConnectionError::Truncated })
+                }
                 Ok(_) => Ok(true),
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => Ok(false),
-                Err(error) => Err(Broken::Io(error.into())),
+                Err(error) => Err(ConnectionError::Io(error.into())),
             };
         }
     }
@@ -193,13 +188,13 @@ impl FrameReader {
         stream: &Stream,
         deadline: Instant,
         may_come: impl Fn(Kind) -> bool,
-    ) -> Result<Frame<'_>, Broken> {
+    ) -> Result<Frame<'_>, ConnectionError> {
         loop {
             if let Some(found) = self.look(&may_come)? {
                 return self.take(found);
             }
             if Instant::now() >= deadline {
-                return Err(Broken::Stuck);
+                return Err(ConnectionError::Stuck);
             }
             self.fill(stream, RecvFlags::empty())?;
         }
@@ -214,9 +209,9 @@ impl FrameReader {
         size_of::<Header>() + self.channel.extra_bytes() + header.items_bytes()
     }
 
-    fn header(&self) -> Result<Option<(Header, Kind)>, Broken> {
+    fn header(&self) -> Result<Option<(Header, Kind)>, ConnectionError> {
         match Header::read_from_prefix(&self.buffer[self.start..]) {
-            Ok((header, _)) => header.validate().map(|kind| Some((header, kind))).map_err(Broken::Malformed),
+            Ok((header, _)) => header.validate().map(|kind| Some((header, kind))).map_err(ConnectionError::Malformed),
             Err(_) => Ok(None),
         }
     }
@@ -270,13 +265,13 @@ impl Outgoing {
 
     /// Ends a frame that was begun for the same channel. The body has as many bytes as the header
     /// states.
-    pub fn end(&mut self, channel: &Channel, header: &Header) -> Result<(), Broken> {
+    pub fn end(&mut self, channel: &Channel, header: &Header) -> Result<(), ConnectionError> {
         let frame = &mut self.bytes[self.begin..];
         let body_at = channel.extra_bytes() + size_of::<Header>();
         debug_assert_eq!(frame.len() - body_at, header.body_bytes.get() as usize);
         let items_end = body_at + header.items_bytes();
         self.head.clear();
-        channel.push_head(header, &frame[body_at..items_end], &mut self.head).map_err(Broken::Malformed)?;
+        channel.push_head(header, &frame[body_at..items_end], &mut self.head).map_err(ConnectionError::Malformed)?;
         frame[..items_end].copy_from_slice(&self.head);
         Ok(())
     }
@@ -288,7 +283,7 @@ impl Outgoing {
         kind: Kind,
         request: u64,
         body: &T,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), ConnectionError> {
         self.begin(channel).extend_from_slice(body.as_bytes());
         self.end(channel, &Header::new(kind, 0, size_of::<T>(), request))
     }
@@ -323,28 +318,28 @@ impl Outgoing {
 }
 
 /// Sends as much as the socket takes without waiting. Returns the number of bytes.
-pub fn send_some(stream: &Stream, bytes: &[u8]) -> Result<usize, Broken> {
+pub fn send_some(stream: &Stream, bytes: &[u8]) -> Result<usize, ConnectionError> {
     loop {
         return match rustix::net::send(stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(sent) => Ok(sent),
             Err(Errno::INTR) => continue,
             Err(Errno::AGAIN) => Ok(0),
-            Err(error) => Err(Broken::Io(error.into())),
+            Err(error) => Err(ConnectionError::Io(error.into())),
         };
     }
 }
 
 /// Sends all bytes within `limit`, plus or minus the stream's write timeout.
-pub fn send(stream: &Stream, mut bytes: &[u8], limit: Duration) -> Result<(), Broken> {
+pub fn send(stream: &Stream, mut bytes: &[u8], limit: Duration) -> Result<(), ConnectionError> {
     let begun = Instant::now();
     while !bytes.is_empty() {
         match rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) {
             Ok(sent) => bytes = &bytes[sent..],
             Err(Errno::INTR | Errno::AGAIN) => {}
-            Err(error) => return Err(Broken::Io(error.into())),
+            Err(error) => return Err(ConnectionError::Io(error.into())),
         }
         if !bytes.is_empty() && begun.elapsed() >= limit {
-            return Err(Broken::Stuck);
+            return Err(ConnectionError::Stuck);
         }
     }
     Ok(())
@@ -390,7 +385,7 @@ mod tests {
                         assert!(frame.body.iter().all(|byte| *byte == request as u8));
                         request += 1;
                     }
-                    Err(Broken::Closed) => break,
+                    Err(ConnectionError::Closed) => break,
                     Err(broken) => panic!("{broken}"),
                 }
             }
@@ -425,10 +420,10 @@ mod tests {
         send(&far, &put(2, 1)[..5000], LIMIT).unwrap();
         let mut reader = FrameReader::new();
         let soon = || Instant::now() + Duration::from_millis(50);
-        assert!(matches!(reader.next(&near, soon(), |_| true), Err(Broken::Stuck)));
+        assert!(matches!(reader.next(&near, soon(), |_| true), Err(ConnectionError::Stuck)));
         // A silent peer does not extend the time limit.
         let (near, _far) = pair();
-        assert!(matches!(FrameReader::new().next(&near, soon(), |_| true), Err(Broken::Stuck)));
+        assert!(matches!(FrameReader::new().next(&near, soon(), |_| true), Err(ConnectionError::Stuck)));
     }
 
     #[test]
@@ -525,6 +520,6 @@ mod tests {
         let (near, _far) = pair();
         near.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
         let limit = Duration::from_millis(100);
-        assert!(matches!(send(&near, &vec![0; 8 << 20], limit), Err(Broken::Stuck)));
+        assert!(matches!(send(&near, &vec![0; 8 << 20], limit), Err(ConnectionError::Stuck)));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::address::{Address, Stream};
 use crate::complaints::Complaints;
-use crate::frames::{Broken, FrameReader, Outgoing, send};
+use crate::frames::{ConnectionError, FrameReader, Outgoing, send};
 use crate::key::PoolKey;
 use crate::secure::{self, Channel, Handshake, Security};
 use crate::{Hello, Kind, Refused, Welcome};
@@ -47,9 +47,9 @@ pub struct Greeted {
 ///
 /// # Errors
 /// Fails if it is none of them (it was sent the reason), or if its frames are malformed.
-pub fn greet(stream: &Stream, keys: &[Option<&PoolKey>], role: u32, command: &str) -> Result<Greeted, Broken> {
-    stream.set_read_timeout(Some(TICK)).map_err(Broken::Io)?;
-    stream.set_write_timeout(Some(TICK)).map_err(Broken::Io)?;
+pub fn greet(stream: &Stream, keys: &[Option<&PoolKey>], role: u32, command: &str) -> Result<Greeted, ConnectionError> {
+    stream.set_read_timeout(Some(TICK)).map_err(ConnectionError::Io)?;
+    stream.set_write_timeout(Some(TICK)).map_err(ConnectionError::Io)?;
     let deadline = Instant::now() + HELLO_LIMIT;
     let mut channel = Channel::plain();
     let mut reader = FrameReader::new();
@@ -58,7 +58,7 @@ pub fn greet(stream: &Stream, keys: &[Option<&PoolKey>], role: u32, command: &st
         let may_come = |kind| kind == Kind::Hello || kind == Kind::Handshake1 && !channel.is_sealed();
         let frame = reader.next(stream, deadline, may_come)?;
         if frame.kind == Kind::Hello {
-            break Hello::read_from_bytes(frame.body).map_err(|_| Broken::Unexpected(Kind::Hello))?;
+            break Hello::read_from_bytes(frame.body).map_err(|_| ConnectionError::Unexpected(Kind::Hello))?;
         }
         let protocol = frame.header.request.get();
         let answer = |key: &Option<&PoolKey>| secure::answer((*key)?, frame.body).ok();
@@ -84,7 +84,7 @@ pub fn greet(stream: &Stream, keys: &[Option<&PoolKey>], role: u32, command: &st
 }
 
 /// Sends a peer the reason for a refusal, before the connection is closed.
-pub fn refuse(stream: &Stream, channel: &Channel, code: u32, text: &str) -> Broken {
+pub fn refuse(stream: &Stream, channel: &Channel, code: u32, text: &str) -> ConnectionError {
     static REFUSALS: Complaints = Complaints::new();
     if let Some(suppressed) = REFUSALS.next() {
         tracing::info!(peer = stream.peer(), suppressed, "a guest is refused: {text}");
@@ -93,14 +93,14 @@ pub fn refuse(stream: &Stream, channel: &Channel, code: u32, text: &str) -> Brok
     if frame.push(channel, Kind::Refused, 0, &Refused::new(code, text)).is_ok() {
         let _ = send(stream, frame.bytes(), HELLO_LIMIT);
     }
-    Broken::Refused
+    ConnectionError::Refused
 }
 
 /// Sends a peer its Welcome.
 ///
 /// # Errors
 /// Fails if the peer does not receive it.
-pub fn welcome(stream: &Stream, channel: &Channel) -> Result<(), Broken> {
+pub fn welcome(stream: &Stream, channel: &Channel) -> Result<(), ConnectionError> {
     let mut frame = Outgoing::default();
     let welcome = Welcome { protocol: U32::new(crate::PROTOCOL), ..Welcome::new_zeroed() };
     frame.push(channel, Kind::Welcome, 0, &welcome)?;

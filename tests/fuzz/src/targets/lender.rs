@@ -1,7 +1,7 @@
 //! The lender's side: frames in a stream, and whole connections.
 
 use super::{Target, number, take};
-use lender::fuzzing::{Broken, FrameReader, Lender};
+use lender::fuzzing::{ConnectionError, FrameReader, Lender};
 use page::{ChecksumKey, FileKey, PAGE_SIZE, PageId, Version};
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -78,8 +78,8 @@ fn frames(mut bytes: &[u8]) {
                 assert_eq!((frame.kind, frame.body), (kind, &rest[size_of::<Header>()..size]));
                 rest = &rest[size..];
             }
-            (Err(Broken::Closed), Plain::End) | (Err(Broken::Truncated), Plain::Part) => return,
-            (Err(Broken::Malformed(_)), Plain::Malformed) => return,
+            (Err(ConnectionError::Closed), Plain::End) | (Err(ConnectionError::Truncated), Plain::Part) => return,
+            (Err(ConnectionError::Malformed(_)), Plain::Malformed) => return,
             (Err(broken), _) => panic!("{broken} with {} bytes left", rest.len()),
             (Ok(_), _) => panic!("a frame that is none, with {} bytes left", rest.len()),
         }
