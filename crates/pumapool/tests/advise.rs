@@ -12,7 +12,7 @@ use setup::{Lender, Mount, PATIENCE, can_run, pumapool};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use testbed::{BlockDevice, Group, Process, Relay, Scratch, SlowDisk};
@@ -161,39 +161,65 @@ fn measure(mount: &Mount, misses: u64) -> f64 {
     remote as f64 / (remote + below) as f64
 }
 
+/// A directory with files on a block device, for a test.
+struct World {
+    test: &'static str,
+    scratch: Scratch,
+    source: PathBuf,
+    /// The seed of the contents, and of the reader.
+    seed: u64,
+}
+
+impl World {
+    /// Writes files of so many pages to the disk. Skips the test, and returns None, if this machine
+    /// cannot run it.
+    fn new(test: &'static str, files: &[(&str, u64)]) -> Option<World> {
+        if !can_run(test) {
+            return None;
+        }
+        let parent = Path::new("/var/tmp");
+        if let Err(error) = BlockDevice::holding(parent) {
+            testbed::skip(test, error);
+            return None;
+        }
+        let seed = fastrand::u64(..);
+        println!("{test}: seed {seed}");
+        let scratch = Scratch::new_in(parent, test).unwrap();
+        let source = scratch.directory("source").unwrap();
+        for (nth, (name, pages)) in (0..).zip(files) {
+            setup::write_pages(&source.join(name), *pages as usize, seed.wrapping_add(nth));
+        }
+        rustix::fs::sync();
+        Some(World { test, scratch, source, seed })
+    }
+
+    /// Creates the memory cgroup of a reader. Skips the test, and returns None, if this machine
+    /// cannot run it.
+    fn group(&self, disk: Option<&SlowDisk>) -> Option<Group> {
+        let group = Group::create(self.test, Some(GROUP_BYTES), disk);
+        group.inspect_err(|error| testbed::skip(self.test, error)).ok()
+    }
+}
+
 #[test]
 fn what_is_predicted_is_what_comes() {
     let test = "what_is_predicted_is_what_comes";
-    if !can_run(test) {
-        return;
-    }
-    let seed = fastrand::u64(..);
-    println!("{test}: seed {seed}");
-    let parent = Path::new("/var/tmp");
-    if let Err(error) = BlockDevice::holding(parent) {
-        return testbed::skip(test, error);
-    }
-    let scratch = Scratch::new_in(parent, test).unwrap();
-    let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
-    setup::write_pages(&source.join("file"), PAGES as usize, seed);
-    setup::write_pages(&source.join("stream"), STREAM_PAGES as usize, seed + 1);
-    rustix::fs::sync();
-    let disk = match SlowDisk::create(test, &source) {
+    let Some(world) = World::new(test, &[("file", PAGES), ("stream", STREAM_PAGES)]) else { return };
+    let World { scratch, source, seed, .. } = &world;
+    let at = scratch.directory("mount").unwrap();
+    let disk = match SlowDisk::create(test, source) {
         Ok(disk) => disk,
         Err(error) => return testbed::skip(test, error),
     };
     disk.limit_reads(Some(READS_PER_S)).unwrap();
     let lender = Lender::start(scratch.path(), POOL, &[]);
     for workload in [Workload::Uniform, Workload::Zipf, Workload::Mixed] {
-        let group = match Group::create(test, Some(GROUP_BYTES), Some(&disk)) {
-            Ok(group) => group,
-            Err(error) => return testbed::skip(test, error),
-        };
+        let Some(group) = world.group(Some(&disk)) else { return };
         let seconds = if workload == Workload::Mixed { MIXED_SECONDS } else { SECONDS };
         let watch = |_| {
             ["file", "stream"].iter().for_each(|name| setup::evict(&source.join(name)));
-            let _reader = read(workload, seed, &source, &[&group]);
-            advise(&source, &lender.address, seconds)
+            let _reader = read(workload, *seed, source, &[&group]);
+            advise(source, &lender.address, seconds)
         };
         let nearer = (0..ATTEMPTS_MAX).map(watch).find(|(found, _)| is_advised_by_distance(found));
         let (found, predicted) = nearer.expect("a lender of this machine is nearer than its slow disk");
@@ -202,8 +228,8 @@ fn what_is_predicted_is_what_comes() {
 
         // A mount cannot count reads of passed files.
         let options = ["--lender", &lender.address, "--filter", "on", "--passthrough", "off"];
-        let mount = Mount::start(&source, &at, &options);
-        let reader = read(workload, seed + 2, &at, &[&group]);
+        let mount = Mount::start(source, &at, &options);
+        let reader = read(workload, seed.wrapping_add(2), &at, &[&group]);
         let misses = found["missed_pages"].as_u64().unwrap();
         let measured = measure(&mount, misses.max(2 * PAGES));
         let curve = mount.status().curve;
@@ -230,34 +256,20 @@ fn what_is_predicted_is_what_comes() {
 #[test]
 fn it_advises_against_memory_that_is_of_no_use() {
     let test = "it_advises_against_memory_that_is_of_no_use";
-    if !can_run(test) {
-        return;
-    }
-    let parent = Path::new("/var/tmp");
-    if let Err(error) = BlockDevice::holding(parent) {
-        return testbed::skip(test, error);
-    }
-    let scratch = Scratch::new_in(parent, test).unwrap();
-    let source = scratch.directory("source").unwrap();
-    let file = source.join("file");
-    setup::write_pages(&file, PAGES as usize, 3);
-    setup::write_pages(&source.join("stream"), 1, 4);
-    rustix::fs::sync();
+    let Some(world) = World::new(test, &[("file", PAGES), ("stream", 1)]) else { return };
+    let file = world.source.join("file");
     let lender = Lender::listen("127.0.0.1:0", POOL, &[]);
     let relay = Relay::start(lender.address.parse().unwrap()).unwrap();
     relay.delay(FAR);
     for (workload, reason) in [(Workload::Fitting, "all fits"), (Workload::Uniform, "as fast as the network")] {
-        let group = match Group::create(test, Some(GROUP_BYTES), None) {
-            Ok(group) => group,
-            Err(error) => return testbed::skip(test, error),
-        };
+        let Some(group) = world.group(None) else { return };
         setup::evict(&file);
-        let _reader = read(workload, 5, &source, &[&group]);
+        let _reader = read(workload, world.seed, &world.source, &[&group]);
         if workload == Workload::Fitting {
             let is_cached = || testbed::cached_pages(&file, PAGES * 4096).unwrap() >= FITTING_PAGES;
             assert!(testbed::wait_until(PATIENCE, is_cached), "the reader reads all of it");
         }
-        let (found, _) = advise(&source, &relay.address().to_string(), "3");
+        let (found, _) = advise(&world.source, &relay.address().to_string(), "3");
         assert_eq!(found["advice"], "do-not", "{workload:?}: {found}");
         assert!(found["why"].as_str().unwrap().contains(reason), "{workload:?}: {found}");
         assert!(found["pool_us"].as_f64().unwrap() >= 2e6 * FAR.as_secs_f64(), "{found}");
@@ -267,23 +279,11 @@ fn it_advises_against_memory_that_is_of_no_use() {
 #[test]
 fn it_knows_no_better_where_only_streams_are_read_over_and_over() {
     let test = "it_knows_no_better_where_only_streams_are_read_over_and_over";
-    if !can_run(test) {
-        return;
-    }
-    let parent = Path::new("/var/tmp");
-    if let Err(error) = BlockDevice::holding(parent) {
-        return testbed::skip(test, error);
-    }
-    let scratch = Scratch::new_in(parent, test).unwrap();
-    let source = scratch.directory("source").unwrap();
-    setup::write_pages(&source.join("stream"), STREAM_PAGES as usize, 7);
-    rustix::fs::sync();
+    let Some(world) = World::new(test, &[("stream", STREAM_PAGES)]) else { return };
+    let World { scratch, source, seed, .. } = &world;
     setup::evict(&source.join("stream"));
-    let group = match Group::create(test, Some(GROUP_BYTES), None) {
-        Ok(group) => group,
-        Err(error) => return testbed::skip(test, error),
-    };
-    let _reader = read(Workload::Sequential, 1, &source, &[&group]);
+    let Some(group) = world.group(None) else { return };
+    let _reader = read(Workload::Sequential, *seed, source, &[&group]);
     let picture = scratch.path().join("curve.svg");
     // As on kernels that tell less.
     for reads in ["page-cache", "system-calls"] {
