@@ -9,12 +9,12 @@ use crate::ops::credentials::{NOBODY, Privilege};
 use crate::system;
 use fuse::abi;
 use rustix::fd::AsFd;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// With so many unreserved bytes left, the user id of a writer does not matter: nobody fills them
 /// within [`LOOK_PERIOD`].
-const PLENTY_BYTES: i64 = 1 << 30;
+const PLENTY_BYTES: u64 = 1 << 30;
 /// How long a measurement of the free space is used.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
@@ -24,31 +24,43 @@ pub(crate) struct Reserve {
     /// Time of the next measurement, in milliseconds since `begun`.
     look_at_ms: AtomicU64,
     /// Unreserved bytes that were left, minus the bytes written since.
-    left_bytes: AtomicI64,
+    left_bytes: AtomicU64,
 }
 
 impl Reserve {
     /// The state of a file system that was not measured yet.
     pub(crate) fn new() -> Reserve {
-        Reserve { began: Instant::now(), look_at_ms: AtomicU64::new(0), left_bytes: AtomicI64::new(0) }
+        Reserve { began: Instant::now(), look_at_ms: AtomicU64::new(0), left_bytes: AtomicU64::new(0) }
     }
 
     /// Whether a change of `file` that needs at most `bytes` more may reach the reserve.
     fn is_near(&self, file: impl AsFd, bytes: u64) -> bool {
         let now_ms = self.began.elapsed().as_millis() as u64;
-        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-        let left_bytes = self.left_bytes.fetch_sub(bytes.min(PLENTY_BYTES), Ordering::Relaxed);
-        if now_ms < self.look_at_ms.load(Ordering::Relaxed) && left_bytes.saturating_sub(bytes) >= PLENTY_BYTES {
-            return false;
+        let mut left_bytes = self.spend(bytes);
+        if left_bytes < PLENTY_BYTES || now_ms >= self.look_at_ms.load(Ordering::Relaxed) {
+            self.look_at_ms.store(now_ms + LOOK_PERIOD.as_millis() as u64, Ordering::Relaxed);
+            self.left_bytes.store(unreserved_bytes(file), Ordering::Relaxed);
+            left_bytes = self.spend(bytes);
         }
-        self.look_at_ms.store(now_ms + LOOK_PERIOD.as_millis() as u64, Ordering::Relaxed);
-        let left_bytes = match rustix::fs::fstatvfs(file) {
-            Ok(found) if found.f_bfree <= found.f_bavail => i64::MAX, // It has none.
-            Ok(found) => i64::try_from(found.f_bavail.saturating_mul(found.f_frsize)).unwrap_or(i64::MAX),
-            Err(_) => 0,
-        };
-        self.left_bytes.store(left_bytes.saturating_sub(bytes.min(PLENTY_BYTES)), Ordering::Relaxed);
-        left_bytes.saturating_sub(bytes) < PLENTY_BYTES
+        left_bytes < PLENTY_BYTES
+    }
+
+    /// Subtracts bytes that will be written. Returns the number of bytes that are left.
+    fn spend(&self, bytes: u64) -> u64 {
+        let rest = |left_bytes: u64| left_bytes.saturating_sub(bytes);
+        let (Ok(before) | Err(before)) =
+            self.left_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left_bytes| Some(rest(left_bytes)));
+        rest(before)
+    }
+}
+
+/// Returns the unreserved bytes that are left in the file system of `file`: unlimited if it has no
+/// reserve, and 0 if it does not tell.
+fn unreserved_bytes(file: impl AsFd) -> u64 {
+    match rustix::fs::fstatvfs(file) {
+        Ok(found) if found.f_bfree <= found.f_bavail => u64::MAX,
+        Ok(found) => found.f_bavail.saturating_mul(found.f_frsize),
+        Err(_) => 0,
     }
 }
 
