@@ -310,7 +310,7 @@ impl Core {
 
     /// From now on evictions are not seen, and earlier ones are not processed any more. The pool is
     /// populated on read.
-    pub fn evictions_end(&self) {
+    pub(crate) fn evictions_end(&self) {
         self.sees_evictions.store(false, Ordering::Relaxed);
     }
 
@@ -331,14 +331,14 @@ impl Core {
     }
 
     /// Sets the name of that lender, which identifies it whatever its number here.
-    pub fn name_lender(&self, lender: u8, name: &str) {
+    pub(crate) fn name_lender(&self, lender: u8, name: &str) {
         let salt = name.bytes().fold(0, |salt, byte| crate::put::placement::mix(salt ^ u64::from(byte)));
         self.queues[usize::from(lender)].salt.store(salt, Ordering::Relaxed);
     }
 
     /// Lenders were connected, lost, or found too slow. The buffers are shared out again. Hints are
     /// reset, because another lender may need the pages of a lost one.
-    pub fn lenders_changed(&self) {
+    pub(crate) fn lenders_changed(&self) {
         self.catalog.wants_all_bytes();
         self.buffers.share_among(self.catalog.usable().count_ones() as usize);
     }
@@ -563,7 +563,7 @@ impl Core {
     }
 
     /// Returns the number of pages that are lent, and that could be lent without forgetting others.
-    pub fn room_pages(&self) -> u64 {
+    pub(crate) fn room_pages(&self) -> u64 {
         let usable = self.usable();
         let free = |lender: u8| self.queues[usize::from(lender)].free_pages.load(Ordering::Relaxed);
         let free_pages = (0..self.catalog.lenders()).filter(|lender| usable & 1 << lender != 0).map(free);
@@ -571,7 +571,7 @@ impl Core {
     }
 
     /// That lender has room for `free_pages` pages. `is_full`: that is too few to count as room.
-    pub fn set_room(&self, lender: u8, free_pages: u64, is_full: bool) {
+    pub(crate) fn set_room(&self, lender: u8, free_pages: u64, is_full: bool) {
         self.queues[usize::from(lender)].free_pages.store(free_pages, Ordering::Relaxed);
         match is_full {
             true => self.full.fetch_or(1 << lender, Ordering::Relaxed),
@@ -621,7 +621,7 @@ impl Core {
     }
 
     /// Returns whether a buffer must still be sent. False if that lender was lost meanwhile.
-    pub fn is_put_under_way(&self, lender: u8, request: u64) -> bool {
+    pub(crate) fn is_put_under_way(&self, lender: u8, request: u64) -> bool {
         self.queue(lender).lock().is_under_way(request)
     }
 

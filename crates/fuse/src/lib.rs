@@ -13,7 +13,7 @@
 //! - `leader`: selects the worker that reads requests (the leader); [`about_to_wait`].
 //! - `admission`: limits the number of workers that the requests of one user may hold.
 //! - `demand`: the number of workers that a session needs.
-//! - [`notify`]: messages to the kernel that are not answers.
+//! - `notify`: messages to the kernel that are not answers.
 //! - [`backing`]: backing files that the kernel reads and writes by itself.
 //! - [`mounting`]: making and ending the mount.
 //!
@@ -30,7 +30,7 @@ mod later;
 mod leader;
 mod more;
 pub mod mounting;
-pub mod notify;
+mod notify;
 pub mod reply;
 pub mod request;
 pub mod session;

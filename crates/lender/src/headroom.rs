@@ -94,7 +94,7 @@ impl Headroom {
     ///
     /// # Errors
     /// As for [`Headroom::read`].
-    pub fn read_with_machine(&mut self) -> io::Result<(Memory, Memory)> {
+    pub(crate) fn read_with_machine(&mut self) -> io::Result<(Memory, Memory)> {
         self.refresh_groups()?;
         let meminfo = std::fs::read_to_string(self.proc.join("meminfo"))?;
         let machine = machine_memory(&meminfo).ok_or(io::ErrorKind::InvalidData)?;
@@ -156,13 +156,13 @@ impl Headroom {
     /// Memory that the kernel always frees again when it is used: the sum of the zones' high
     /// watermarks. 0 if it cannot be read. Do not call it often: the kernel blocks the zones while
     /// it writes the file.
-    pub fn watermark_bytes(&self) -> u64 {
+    pub(crate) fn watermark_bytes(&self) -> u64 {
         std::fs::read_to_string(self.proc.join("zoneinfo")).map_or(0, |zoneinfo| watermark_bytes(&zoneinfo))
     }
 
     /// Number of lazily freed pages that the kernel has taken since the start, from any process.
     /// `None` if it does not count them.
-    pub fn lazily_freed_pages(&self) -> Option<u64> {
+    pub(crate) fn lazily_freed_pages(&self) -> Option<u64> {
         lazily_freed_pages(&std::fs::read_to_string(self.proc.join("vmstat")).ok()?)
     }
 

@@ -5,7 +5,6 @@ use crate::process::{Moved, Process, Unit};
 use crate::sampling::{Access, Source};
 use crate::{NodeId, PAGE_BYTES};
 use hashbrown::HashMap;
-use serde::Serialize;
 use std::io;
 
 /// The maximum number of accesses of a period; more are ignored.
@@ -18,7 +17,6 @@ const FAULTS_PER_S_MAX: u64 = 20_000;
 /// A process that Carrefour manages.
 pub struct Followed {
     process: Process,
-    nodes: Vec<NodeId>,
     carrefour: Carrefour,
     accesses: Vec<Access>,
     /// Periods until its pages are protected again.
@@ -28,7 +26,7 @@ pub struct Followed {
 }
 
 /// In pages of 4 KiB, except for `samples`.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
     /// Sampled accesses.
     pub samples: u64,
@@ -42,14 +40,7 @@ impl Followed {
     /// A process whose memory may be on these nodes.
     pub fn new(process: Process, nodes: &[NodeId]) -> Followed {
         let carrefour = Carrefour::new(nodes, u64::from(process.pid()));
-        Followed {
-            process,
-            nodes: nodes.to_vec(),
-            carrefour,
-            accesses: Vec::new(),
-            protected_for: 0,
-            done: Done::default(),
-        }
+        Followed { process, carrefour, accesses: Vec::new(), protected_for: 0, done: Done::default() }
     }
 
     /// Its process.
@@ -138,11 +129,5 @@ impl Followed {
             }
         }
         Ok(decision)
-    }
-
-    /// Samples by the node of the page, in the order of the nodes.
-    pub fn loads(&self, samples: &[Sample]) -> Vec<u64> {
-        let count = |node: &NodeId| samples.iter().filter(|sample| sample.home == *node).count() as u64;
-        self.nodes.iter().map(count).collect()
     }
 }

@@ -7,15 +7,15 @@
 
 pub mod advice;
 pub mod apply;
-pub mod carrefour;
-pub mod follow;
+mod carrefour;
+mod follow;
 pub mod machines;
 pub mod mempolicy;
 pub mod placing;
 pub mod process;
-pub mod sampling;
+mod sampling;
 pub mod simulator;
-pub mod spread;
+mod spread;
 pub mod topology;
 
 use std::fmt;
@@ -36,7 +36,7 @@ pub enum Policy {
     Round1g,
     /// Where it is touched first, and again after it was freed.
     FirstTouch,
-    /// Moved to its user, or spread if one controller is overloaded ([`carrefour`]).
+    /// Moved to its user, or spread if one controller is overloaded (`carrefour.rs`).
     Carrefour,
     /// The kernel's own placement.
     None,

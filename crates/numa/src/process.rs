@@ -153,7 +153,7 @@ impl Process {
     ///
     /// # Errors
     /// Fails if it has ended.
-    pub fn allowed_nodes(&self) -> io::Result<Vec<NodeId>> {
+    pub(crate) fn allowed_nodes(&self) -> io::Result<Vec<NodeId>> {
         let status = self.text("status")?;
         let list = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"));
         let list = crate::topology::list(list.unwrap_or("0")).ok_or(io::ErrorKind::InvalidData)?;
@@ -186,14 +186,14 @@ impl Process {
     /// # Errors
     /// Fails if it has ended, may not be changed, or the kernel does not support it
     /// (CONFIG_MEM_SOFT_DIRTY).
-    pub fn protect_pages(&self) -> io::Result<()> {
+    pub(crate) fn protect_pages(&self) -> io::Result<()> {
         let mut file: File =
             openat(&self.folder, "clear_refs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?.into();
         file.write_all(b"4")
     }
 
     /// Whether it is a virtual machine that the processor runs (KVM): its accesses fault elsewhere.
-    pub fn is_kvm(&self) -> bool {
+    pub(crate) fn is_kvm(&self) -> bool {
         let Ok(folder) =
             openat(&self.folder, "fd", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         else {
@@ -288,7 +288,7 @@ impl Process {
     ///
     /// # Errors
     /// Fails if the process has ended, or may not be read.
-    pub fn nodes_of(&self, units: &[Unit]) -> io::Result<Vec<Option<NodeId>>> {
+    pub(crate) fn nodes_of(&self, units: &[Unit]) -> io::Result<Vec<Option<NodeId>>> {
         let status = self.move_pages(units, None)?;
         Ok(status.into_iter().map(|status| NodeId::try_from(status).ok()).collect())
     }
@@ -297,7 +297,7 @@ impl Process {
     ///
     /// # Errors
     /// Fails if the process has ended, may not be changed, or may not use a node.
-    pub fn move_to(&self, moves: &[(Unit, NodeId)]) -> io::Result<Vec<Moved>> {
+    pub(crate) fn move_to(&self, moves: &[(Unit, NodeId)]) -> io::Result<Vec<Moved>> {
         let (units, nodes): (Vec<Unit>, Vec<i32>) = moves.iter().map(|(unit, node)| (*unit, i32::from(*node))).unzip();
         let status = match self.move_pages(&units, Some(&nodes)) {
             Ok(status) => status,
@@ -412,7 +412,7 @@ impl Folios<'_> {
     ///
     /// # Errors
     /// Fails if the process has ended, or may not be read.
-    pub fn first_page_of(&self, page: u64) -> io::Result<Option<u64>> {
+    pub(crate) fn first_page_of(&self, page: u64) -> io::Result<Option<u64>> {
         let entry = self.entry(page)?;
         if entry & PRESENT == 0 {
             return Ok(None);
@@ -432,7 +432,7 @@ impl Folios<'_> {
     ///
     /// # Errors
     /// Fails if the process has ended, or may not be read.
-    pub fn pages_of(&self, first: u64) -> io::Result<u64> {
+    pub(crate) fn pages_of(&self, first: u64) -> io::Result<u64> {
         let entry = self.entry(first)?;
         let frame = entry & FRAME;
         if entry & PRESENT == 0 || self.flags_of(frame) & COMPOUND_HEAD == 0 {

@@ -80,7 +80,7 @@ impl<'a> Mount<'a> {
     }
 
     /// Whether the file system, as opposed to the mount, has an option of exactly this text.
-    pub fn has_super_option(&self, option: &str) -> bool {
+    pub(crate) fn has_super_option(&self, option: &str) -> bool {
         options(self.super_options).any(|found| found == option.as_bytes())
     }
 

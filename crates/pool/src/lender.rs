@@ -51,7 +51,7 @@ impl Lender {
     ///
     /// # Errors
     /// Fails if the text cannot be from a node like this one.
-    pub fn from_text(text: &str) -> Result<Option<Lender>, Nonsense> {
+    pub(crate) fn from_text(text: &str) -> Result<Option<Lender>, Nonsense> {
         if text == NOT_LENDING {
             return Ok(None);
         }
@@ -72,7 +72,7 @@ impl Lender {
     }
 
     /// The value to publish after `told`: the same again, if too little has changed.
-    pub fn worth_telling(self, told: Option<&Lender>) -> Lender {
+    pub(crate) fn worth_telling(self, told: Option<&Lender>) -> Lender {
         let step_bytes = (self.capacity_bytes / STEPS).max(STEP_BYTES_MIN);
         let free_bytes = self.free_bytes.min(self.capacity_bytes);
         match told {
@@ -92,7 +92,7 @@ impl Lender {
 }
 
 /// Whether another machine could reach this one at that address.
-pub fn reachable(address: &Address) -> bool {
+pub(crate) fn reachable(address: &Address) -> bool {
     match address {
         Address::Tcp { port: 0, .. } | Address::Unix(_) | Address::Vsock { .. } => false,
         Address::Tcp { host, .. } => {

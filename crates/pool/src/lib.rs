@@ -9,7 +9,7 @@
 //!   runtime of its own.
 //! - Each datagram passes [`gate`] in both directions; [`datagram`] seals and opens, [`message`]
 //!   limits chitchat's input.
-//! - [`lender`] and [`members`] are the logic, without sockets: a node's own value, and the list
+//! - [`lender`] and `members` are the logic, without sockets: a node's own value, and the list
 //!   that follows from all values.
 //! - [`role`] decides whether a node lends or borrows; `pumapool join` executes the decision.
 //! - [`node`] is one node on any network; the simulation (`tests/convergence.rs`) has a thousand of
@@ -18,7 +18,7 @@
 //! Must never happen here:
 //! - A message from the network ends this node, makes it grow without bound, or makes it answer a
 //!   peer without the pool's key.
-//! - The list of lenders becomes empty because this node itself is cut off ([`members::next`]): the
+//! - The list of lenders becomes empty because this node itself is cut off (`members::next`): the
 //!   data path finds out by itself which lenders it still reaches.
 //! - A caller waits for gossip: every call except [`Gossip::start`] and [`Gossip::stop`] returns
 //!   the known state.
@@ -27,10 +27,10 @@ pub mod datagram;
 pub mod gate;
 mod gossip;
 pub mod lender;
-pub mod members;
+mod members;
 pub mod message;
 pub mod node;
-pub mod pace;
+mod pace;
 mod reach;
 pub mod role;
 mod udp;

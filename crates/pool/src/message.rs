@@ -64,7 +64,7 @@ impl Entry<'_> {
 
 /// Whether a table of the nodes in either of two lists, each in order, is within
 /// [`DIGEST_BYTES_MAX`].
-pub fn fit_together<'a>(known: impl Iterator<Item = Entry<'a>>, told: &[Entry]) -> bool {
+pub(crate) fn fit_together<'a>(known: impl Iterator<Item = Entry<'a>>, told: &[Entry]) -> bool {
     let mut told = told.iter().peekable();
     let mut bytes = 0;
     for known in known {

@@ -273,14 +273,6 @@ macro_rules! words {
                     $name::Unknown => "?",
                 }
             }
-
-            /// The variant of this word.
-            pub fn of(word: &str) -> $name {
-                match word {
-                    $($word => $name::$variant,)+
-                    _ => $name::Unknown,
-                }
-            }
         }
 
         impl std::fmt::Display for $name {

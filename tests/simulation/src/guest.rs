@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::file::{UNITS, encode};
 use crate::machine::{Doing, Machine};
 use crate::reading::Read;
-use borrower::put::demoted::Demotion;
+use borrower::Demotion;
 use page::{PAGE_SIZE, PageId};
 
 /// The number of pages that it stores.

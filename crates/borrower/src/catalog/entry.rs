@@ -82,7 +82,7 @@ pub enum Entry {
     Zero,
     /// No lender has the page; but the page of the backing file has this hash.
     Known {
-        /// The hash that [`crate::put::demoted::Demoted::hash`] makes.
+        /// The hash that `put::demoted::Demoted::hash` makes.
         hash: u64,
         /// The kernel cached it last because a guest had evicted it.
         placed: bool,
@@ -160,12 +160,12 @@ impl Entry {
     }
 
     /// Returns whether the kernel last cached the page because a guest had evicted it.
-    pub fn is_placed(self) -> bool {
+    pub(crate) fn is_placed(self) -> bool {
         matches!(self, Entry::Known { placed: true, .. })
     }
 
     /// Returns whether the page's bytes are available without the disk.
-    pub fn is_live(self) -> bool {
+    pub(crate) fn is_live(self) -> bool {
         !matches!(self, Entry::Absent { .. } | Entry::Known { .. })
     }
 }

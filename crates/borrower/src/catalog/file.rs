@@ -93,7 +93,7 @@ pub enum Source {
 
 /// Returns the next range of pages, from `at` on, that one request reads from the backing file:
 /// pages without another source, and short gaps between them.
-pub fn next_run(sources: &[Source], at: usize) -> Option<Range<usize>> {
+pub(crate) fn next_run(sources: &[Source], at: usize) -> Option<Range<usize>> {
     let below = |source: &Source| *source == Source::Backing;
     let first = at + sources[at..].iter().position(below)?;
     let mut end = first + 1;
@@ -284,7 +284,7 @@ impl FileState {
     }
 
     /// Returns whether all reads of the file are long streams, which come from the disk each time.
-    pub fn is_streamed(&self) -> bool {
+    pub(crate) fn is_streamed(&self) -> bool {
         self.streams.as_ref().is_some_and(|streams| streams.are_all(self.file_pages()))
     }
 
@@ -294,12 +294,12 @@ impl FileState {
     }
 
     /// Returns whether pages of the file's streams are read again before lenders must forget them.
-    pub fn streams_fit(&self) -> bool {
+    pub(crate) fn streams_fit(&self) -> bool {
         self.streams.as_ref().is_some_and(|streams| streams.fit())
     }
 
     /// Some pages of a READ of `pages` pages, in a stream, were looked up at lenders.
-    pub fn looked_at(&mut self, pages: u64, looked: Looked) {
+    pub(crate) fn looked_at(&mut self, pages: u64, looked: Looked) {
         let file_pages = self.file_pages();
         self.streams.iter_mut().for_each(|streams| streams.looked_at(pages, looked, file_pages));
     }
@@ -332,7 +332,7 @@ impl FileState {
     }
 
     /// Returns whether a READ of these pages has to wait.
-    pub fn must_wait(&self, range: PageRange) -> bool {
+    pub(crate) fn must_wait(&self, range: PageRange) -> bool {
         keeps(Rule::Wait) && self.is_changing(range)
     }
 
@@ -527,7 +527,7 @@ impl FileState {
 
     /// Forgets all pages, because the file is deleted or the catalog needs the room. No page
     /// becomes more trusted by this.
-    pub fn forget_pages(&mut self, voided: impl FnMut(u32, Entry)) {
+    pub(crate) fn forget_pages(&mut self, voided: impl FnMut(u32, Entry)) {
         self.table.forget(PageRange::ALL, voided);
     }
 

@@ -81,7 +81,7 @@ impl LenderWord {
     }
 
     /// Returns whether pages can be put at the lender.
-    pub fn is_usable(self) -> bool {
+    pub(crate) fn is_usable(self) -> bool {
         self.0 & (UP | SHUT) == UP
     }
 
@@ -91,7 +91,7 @@ impl LenderWord {
     }
 
     /// Returns whether the lender is disconnected and may come back with its pages.
-    pub fn is_suspended(self) -> bool {
+    pub(crate) fn is_suspended(self) -> bool {
         self.0 & SUSPENDED != 0
     }
 

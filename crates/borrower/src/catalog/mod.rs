@@ -4,13 +4,13 @@
 //! inode the kernel has forgotten, so their pages are found again when the file comes back. Pages
 //! that a lender keeps in vain are recorded for a Drop message.
 
-pub mod copying;
+pub(crate) mod copying;
 pub mod entry;
 pub mod file;
 pub mod lender;
-pub mod overtaking;
+pub(crate) mod overtaking;
 pub mod rules;
-pub mod table;
+pub(crate) mod table;
 
 use crate::backing::FileIdentity;
 use crate::catalog::entry::{Entry, Place, Standing, VERSION_MAX};
@@ -128,7 +128,7 @@ impl Catalog {
     }
 
     /// Returns the catalog with hints for the BPF program that sees the evictions.
-    pub fn with_hints(self, copy_hints: Option<Arc<dyn CopyHints>>) -> Catalog {
+    pub(crate) fn with_hints(self, copy_hints: Option<Arc<dyn CopyHints>>) -> Catalog {
         Catalog { copy_hints, ..self }
     }
 
@@ -139,21 +139,21 @@ impl Catalog {
 
     /// Nothing will be sent of this page, which the kernel caches now: its next eviction needs no
     /// copy of the bytes.
-    pub fn wants_no_bytes(&self, id: PageId) {
+    pub(crate) fn wants_no_bytes(&self, id: PageId) {
         if let Some(hints) = &self.copy_hints {
             hints.omit(id.file.0, id.index);
         }
     }
 
     /// The next eviction of this page needs a copy of its bytes. Takes back an earlier hint.
-    pub fn wants_bytes(&self, id: PageId) {
+    pub(crate) fn wants_bytes(&self, id: PageId) {
         if let Some(hints) = &self.copy_hints {
             hints.copy(id.file.0, id.index);
         }
     }
 
     /// The next eviction of every page needs a copy of its bytes.
-    pub fn wants_all_bytes(&self) {
+    pub(crate) fn wants_all_bytes(&self) {
         if let Some(hints) = &self.copy_hints {
             hints.copy_all();
         }
@@ -273,13 +273,13 @@ impl Catalog {
 
     /// Gives out no version below `next` from now on: a predecessor gave them out in the session
     /// that is being resumed.
-    pub fn continue_versions(&self, next: Version) {
+    pub(crate) fn continue_versions(&self, next: Version) {
         self.next_version.fetch_max(next.0, Ordering::Relaxed);
     }
 
     /// Another party has given out versions that this catalog does not know. Skips enough versions
     /// that those are among them.
-    pub fn skip_versions(&self) {
+    pub(crate) fn skip_versions(&self) {
         self.next_version.fetch_add(SKIPPED_VERSIONS, Ordering::AcqRel);
     }
 
@@ -348,7 +348,7 @@ impl Catalog {
 
     /// A suspended lender is lost, with all its pages. Returns false if the lender is up, or was
     /// down already.
-    pub fn lender_lost_if_away(&self, lender: u8) -> bool {
+    pub(crate) fn lender_lost_if_away(&self, lender: u8) -> bool {
         self.lose(lender, |word| word.is_suspended().then(|| word.lost()).flatten())
     }
 
@@ -377,7 +377,7 @@ impl Catalog {
 
     /// A predecessor left a session with pages at the lender. Entries that are restored under that
     /// epoch become valid once the session is resumed.
-    pub fn lender_expect(&self, lender: u8, epoch: u8) -> bool {
+    pub(crate) fn lender_expect(&self, lender: u8, epoch: u8) -> bool {
         self.turn(lender, |word| word.expect(epoch))
     }
 
@@ -387,7 +387,7 @@ impl Catalog {
     }
 
     /// Returns whether the lender is disconnected and may come back with its pages.
-    pub fn is_suspended(&self, lender: u8) -> bool {
+    pub(crate) fn is_suspended(&self, lender: u8) -> bool {
         self.word(lender).is_suspended()
     }
 
@@ -458,7 +458,7 @@ impl Catalog {
 
     /// Returns the total bytes of memory that [`Catalog::account`] has summed up.
     #[cfg(all(test, feature = "shuttle"))]
-    pub fn accounted_bytes(&self) -> u64 {
+    pub(crate) fn accounted_bytes(&self) -> u64 {
         self.entry_bytes.load(Ordering::Relaxed)
     }
 
@@ -472,7 +472,7 @@ impl Catalog {
     /// The entry of a page was voided. Records a drop for its lender, also for a suspended one. A
     /// busy page is recorded too, because its put may never be answered. If the put is answered
     /// after the Drop, that answer causes one more drop.
-    pub fn void(&self, file: FileKey, index: u32, entry: Entry) {
+    pub(crate) fn void(&self, file: FileKey, index: u32, entry: Entry) {
         self.wants_bytes(PageId { file, index });
         if let Entry::Busy { place, version, .. } | Entry::Present { place, version, .. } = entry
             && self.standing(place) != Standing::Lost
@@ -482,7 +482,7 @@ impl Catalog {
     }
 
     /// Records a page that its lender keeps in vain.
-    pub fn drop_at_lender(&self, lender: u8, id: PageId, version: Version) {
+    pub(crate) fn drop_at_lender(&self, lender: u8, id: PageId, version: Version) {
         let mut drops = self.lenders[usize::from(lender)].drops.lock();
         if drops.len() < DROPS_MAX {
             drops.push(WireKey::new(id, version));

@@ -224,7 +224,7 @@ impl Gate {
     }
 
     /// Sets other thresholds, from the next measurement on.
-    pub fn set_config(&mut self, config: Config) {
+    pub(crate) fn set_config(&mut self, config: Config) {
         self.config = config;
     }
 
@@ -334,7 +334,7 @@ impl Gate {
 
     /// Returns the averages of the last second, the last 15 seconds and the last minute, in
     /// microseconds.
-    pub fn averages_us(&self) -> [u64; 3] {
+    pub(crate) fn averages_us(&self) -> [u64; 3] {
         [self.now, self.short, self.long].map(|average| average.us() as u64)
     }
 }

@@ -98,7 +98,7 @@ impl Lending {
     }
 
     /// Returns whether any page is lent.
-    pub fn is_any(self) -> bool {
+    pub(crate) fn is_any(self) -> bool {
         matches!(self, Lending::Tried | Lending::Lent)
     }
 
@@ -265,12 +265,12 @@ impl StreamRoom {
 
     /// Lenders took this long for `pages` pages of a large READ, divided by the number of requests
     /// in progress.
-    pub fn lender_took(&self, pages: usize, took: Duration) {
+    pub(crate) fn lender_took(&self, pages: usize, took: Duration) {
         self.took(|speeds| speeds.lenders.note(pages, took, TIMED_PAGES_MAX));
     }
 
     /// The disk took this long for `pages` pages of a large READ in a stream.
-    pub fn disk_took(&self, pages: usize, took: Duration) {
+    pub(crate) fn disk_took(&self, pages: usize, took: Duration) {
         self.took(|speeds| {
             speeds.disk.note(pages, took, TIMED_PAGES_MAX);
             if speeds.is_slower == Some(true) {
@@ -283,7 +283,7 @@ impl StreamRoom {
     }
 
     /// The lenders were replaced, or have become slower or faster.
-    pub fn forget_lenders(&self) {
+    pub(crate) fn forget_lenders(&self) {
         self.took(Speeds::forget_lenders);
     }
 

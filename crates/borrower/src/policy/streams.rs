@@ -141,7 +141,7 @@ impl Streams {
 
     /// Records the sources of a READ that was passed to [`Streams::note`]: `pages` pages came from
     /// the disk, and `lent_pages` from lenders.
-    pub fn read_below(&mut self, pages: u64, lent_pages: u64, is_sequential: bool) {
+    pub(crate) fn read_below(&mut self, pages: u64, lent_pages: u64, is_sequential: bool) {
         if is_sequential {
             // Pages from lenders are not read from the disk each time. So all but a few of them
             // reset the count of passes.
@@ -153,7 +153,7 @@ impl Streams {
 
     /// Returns whether a file of `file_pages` pages is read from end to end, again and again, each
     /// time from the disk, and hardly otherwise.
-    pub fn are_all(&self, file_pages: u64) -> bool {
+    pub(crate) fn are_all(&self, file_pages: u64) -> bool {
         let read_pages = self.streamed_pages + self.other_pages;
         let passes_pages = PASSES_MIN.saturating_mul(file_pages);
         // For a file that is read twice in one go it is not yet known whether its pages come back
@@ -167,7 +167,7 @@ impl Streams {
 
     /// Some pages of a READ of `pages` pages in a stream were sampled. The file has `file_pages`
     /// pages.
-    pub fn looked_at(&mut self, pages: u64, looked: Looked, file_pages: u64) {
+    pub(crate) fn looked_at(&mut self, pages: u64, looked: Looked, file_pages: u64) {
         let Looked { sampled_pages, fitting_pages, far_pages } = looked;
         if sampled_pages == 0 {
             return;

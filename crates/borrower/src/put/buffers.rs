@@ -80,7 +80,7 @@ impl Buffers {
     }
 
     /// From now on this number of lenders shares the buffers.
-    pub fn share_among(&self, lenders: usize) {
+    pub(crate) fn share_among(&self, lenders: usize) {
         self.share.store((self.total / lenders.max(1)).max(SHARE_MIN), Ordering::Relaxed);
     }
 
@@ -169,12 +169,12 @@ impl PutQueue {
     }
 
     /// Returns whether a full buffer waits to be sent.
-    pub fn has_full(&self) -> bool {
+    pub(crate) fn has_full(&self) -> bool {
         !self.ready.is_empty()
     }
 
     /// Returns whether any buffer waits to be sent.
-    pub fn has_any(&self) -> bool {
+    pub(crate) fn has_any(&self) -> bool {
         self.filling.is_some() || self.has_full()
     }
 
@@ -202,7 +202,7 @@ impl PutQueue {
     }
 
     /// The lender is lost: no put in progress will be answered. Returns their batches. The caller
-    /// voids the entries of their pages, and then calls [`PutQueue::abandoned`].
+    /// voids the entries of their pages, and then calls `PutQueue::abandoned`.
     pub fn abandon(&mut self) -> Vec<Arc<Batch>> {
         self.abandoning += 1;
         let sent = std::mem::take(&mut self.sent).into_iter().map(|(_, batch)| batch);
@@ -213,18 +213,18 @@ impl PutQueue {
 
     /// Returns whether that request was sent, or is being sent, and is neither answered nor
     /// abandoned.
-    pub fn is_under_way(&self, request: u64) -> bool {
+    pub(crate) fn is_under_way(&self, request: u64) -> bool {
         self.sent.iter().any(|(sent, _)| *sent == request)
     }
 
     /// The entries of the abandoned pages are voided, so their buffers can be released.
-    pub fn abandoned(&mut self) {
+    pub(crate) fn abandoned(&mut self) {
         self.abandoning -= 1;
         self.collect_leaving();
     }
 
     /// Returns whether entries may still name abandoned pages.
-    pub fn is_being_abandoned(&self) -> bool {
+    pub(crate) fn is_being_abandoned(&self) -> bool {
         self.abandoning > 0
     }
 
@@ -236,12 +236,12 @@ impl PutQueue {
 
     /// Returns the number of messages that are being filled, wait to be sent, or wait for their
     /// answer.
-    pub fn under_way(&self) -> usize {
+    pub(crate) fn under_way(&self) -> usize {
         usize::from(self.filling.is_some()) + self.ready.len() + self.sent.len()
     }
 
     /// Puts back the buffers that were answered and that no thread uses any more.
-    pub fn collect_leaving(&mut self) {
+    pub(crate) fn collect_leaving(&mut self) {
         for batch in std::mem::take(&mut self.leaving) {
             match Arc::try_unwrap(batch) {
                 Ok(mut batch) => {

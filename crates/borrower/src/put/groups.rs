@@ -191,7 +191,7 @@ impl Groups {
 
     /// Decides whether an evicted page of the group may be put. `is_full`: no lender has room for
     /// more pages.
-    pub fn admit(&self, number: u8, is_full: bool) -> Admission {
+    pub(crate) fn admit(&self, number: u8, is_full: bool) -> Admission {
         let group = self.of(number);
         let admission = if number == 0 {
             Admission::Yes
@@ -256,7 +256,7 @@ impl Groups {
     /// Returns the page that the group must give up next because it has more than its quota: the
     /// oldest put for which `is_there` returns true. No lock is held during that call. Returns None
     /// if the group is within its quota.
-    pub fn over_quota(&self, number: u8, is_there: impl Fn(&Put) -> bool) -> Option<Put> {
+    pub(crate) fn over_quota(&self, number: u8, is_there: impl Fn(&Put) -> bool) -> Option<Put> {
         let group = self.of(number);
         let quota = group.quota_pages.load(Ordering::Relaxed);
         if number == 0 || quota == UNLIMITED {

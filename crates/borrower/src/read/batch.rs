@@ -137,7 +137,7 @@ impl ReadBatch {
     }
 
     /// Returns the number of answered pages.
-    pub fn answered_pages(&self) -> usize {
+    pub(crate) fn answered_pages(&self) -> usize {
         self.answered_pages
     }
 

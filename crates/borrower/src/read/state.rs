@@ -397,7 +397,7 @@ impl ReadState {
 
     /// Returns the lender that has all pages, if there is one and the READ is not part of a stream.
     /// Then the READ can be requested together with others.
-    pub fn lender_of_all(&self) -> Option<u8> {
+    pub(crate) fn lender_of_all(&self) -> Option<u8> {
         let lender = self.asking.trailing_zeros() as u8;
         let is_there = |source: &Source| matches!(source, Source::Lender(place, _) if place.lender == lender);
         let is_all_there = self.len == self.sources.len() * PAGE_SIZE && self.sources.iter().all(is_there);
@@ -489,7 +489,7 @@ impl ReadState {
     }
 
     /// Returns the number of pages from lenders that do not verify, since the last call.
-    pub fn take_bad_pages(&mut self) -> u64 {
+    pub(crate) fn take_bad_pages(&mut self) -> u64 {
         std::mem::take(&mut self.bad_pages)
     }
 
@@ -620,7 +620,7 @@ impl ReadState {
 
     /// A READ of a stream is answered at the time `now`, counted from the borrower's start, and has
     /// taken `took`. Records the speed of its stream.
-    pub fn note_answered(&self, core: &Core, now: Duration, took: Duration) {
+    pub(crate) fn note_answered(&self, core: &Core, now: Duration, took: Duration) {
         let indexes = self.offset / PAGE_SIZE as u64..;
         let is_lent = |source: &Source| matches!(source, Source::Lender(..));
         let is_left = |(source, index): (&Source, u64)| *source == Source::Backing && self.ticket().is_left(index);

@@ -212,12 +212,12 @@ impl Store {
     }
 
     /// Free slots that likely still have memory.
-    pub fn warm_pages(&self) -> u32 {
+    pub(crate) fn warm_pages(&self) -> u32 {
         self.warm.count()
     }
 
     /// Slots of pages that are being received.
-    pub fn reserved_pages(&self) -> u32 {
+    pub(crate) fn reserved_pages(&self) -> u32 {
         self.reserved
     }
 
@@ -241,7 +241,7 @@ impl Store {
     }
 
     /// An owner's counters, stored pages and pages of zeros.
-    pub fn owner_status(&self, owner: Owner) -> Option<(Counters, u32, u32)> {
+    pub(crate) fn owner_status(&self, owner: Owner) -> Option<(Counters, u32, u32)> {
         let state = self.owners.get(owner.0 as usize)?.as_ref()?;
         Some((state.counters, state.lists[0].count(), state.lists[1].count()))
     }
@@ -265,12 +265,12 @@ impl Store {
     }
 
     /// Whether pages are taken.
-    pub fn is_lending(&self) -> bool {
+    pub(crate) fn is_lending(&self) -> bool {
         self.lending
     }
 
     /// Pages of memory that were taken since the start, given back or not.
-    pub fn grown_pages(&self) -> u64 {
+    pub(crate) fn grown_pages(&self) -> u64 {
         self.grown_pages
     }
 
@@ -609,7 +609,7 @@ impl Store {
     /// Simulates that the kernel takes slots. It does not take slots that were written after they
     /// were marked.
     #[cfg(test)]
-    pub fn take_slots_silently(&mut self, slots: Range<u32>) {
+    pub(crate) fn take_slots_silently(&mut self, slots: Range<u32>) {
         let may_be_taken = |slot: &u32| self.records[*slot as usize].state() != State::Reserved;
         slots.filter(may_be_taken).for_each(|slot| self.slots.take_silently(slot));
     }

@@ -10,14 +10,14 @@ use page::{PAGE_SIZE, PageRange};
 impl FileState {
     /// A buffered write of these pages begins. Returns the pages that the kernel may cache with
     /// other bytes than those of the write, if there are any.
-    pub fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> Option<Overtaken> {
+    pub(crate) fn write_begins(&mut self, request: u64, range: PageRange, writeback: bool) -> Option<Overtaken> {
         self.watch.get_or_insert_default().write_begins(request, range, writeback)
     }
 
     /// A buffered write of the bytes `offset..end` has ended; the backing file now has `size_bytes`
     /// bytes. Quarantines the page of which the kernel may have zeroed a part, and returns its
     /// index. The kernel must drop that page.
-    pub fn write_ended(&mut self, offset: u64, end: u64, writeback: bool, size_bytes: u64) -> Option<u64> {
+    pub(crate) fn write_ended(&mut self, offset: u64, end: u64, writeback: bool, size_bytes: u64) -> Option<u64> {
         let page = self.watch.get_or_insert_default().write_ended(offset, end, writeback, size_bytes)?;
         self.quarantine(PageRange { first: page, end: page + 1 }, |_, _| {});
         Some(page)
@@ -25,7 +25,7 @@ impl FileState {
 
     /// A hole is punched from `start` to `end`, in bytes. The pages that it covers only in part
     /// will not be lent.
-    pub fn hole_begins(&mut self, start: u64, end: u64) {
+    pub(crate) fn hole_begins(&mut self, start: u64, end: u64) {
         if !keeps(Rule::Edge) {
             return;
         }
@@ -45,7 +45,7 @@ impl FileState {
     /// A request has arrived that the kernel sends while it holds the inode's lock. So the kernel
     /// has finished all earlier holes. Its cached copies of the edges of holes are gone once a READ
     /// of these pages arrives.
-    pub fn locked_request(&mut self) {
+    pub(crate) fn locked_request(&mut self) {
         for edge in std::mem::take(&mut self.edges) {
             self.quarantine(edge, |_, _| {});
         }
@@ -137,14 +137,14 @@ impl FileState {
 
     /// An operation of the mount on attributes begins. It changes no byte of the file, but the
     /// change time.
-    pub fn begin_attributes(&mut self) {
+    pub(crate) fn begin_attributes(&mut self) {
         self.attribute_changes += 1;
         self.attribute_moves += 1;
     }
 
     /// The operation on attributes has ended. It changed the stamp from `before` to `after`, if
     /// that is known.
-    pub fn end_attributes(&mut self, before: Stamp, after: Option<Stamp>) {
+    pub(crate) fn end_attributes(&mut self, before: Stamp, after: Option<Stamp>) {
         self.attribute_changes -= 1;
         self.attribute_moves += 1;
         if self.active.is_empty() && self.stamp == Some(before) {

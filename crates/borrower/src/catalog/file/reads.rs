@@ -145,7 +145,7 @@ impl FileState {
     }
 
     /// A READ that has begun will not be answered.
-    pub fn fail_read(&mut self) {
+    pub(crate) fn fail_read(&mut self) {
         self.reads = self.reads.saturating_sub(1);
     }
 }
