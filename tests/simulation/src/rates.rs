@@ -115,7 +115,16 @@ impl Rates {
             Rule::Wait => Rates { stalls: self.stalls.max(800), writes: self.writes.max(200), ..self.calm() },
             // Few operations at once: others would cover the rest of the page.
             Rule::Whole => Rates { drops: 0, tasks_max: 3, writes: self.writes.max(150), ..self.calm() },
-            Rule::End => Rates { evictions: self.evictions.max(250), ..self.calm() },
+            // A store behind the end is written back and lent; then the end moves over it.
+            Rule::End => Rates {
+                writes: 0,
+                stores: 200,
+                others: 10 + self.others % 30,
+                drops: 0,
+                failures: 0,
+                lost_events: 0,
+                ..self.calm()
+            },
             // A store behind the end is written back; then a write leaves a gap, and the page is
             // evicted before it is dropped.
             Rule::Gap => Rates {
