@@ -140,7 +140,7 @@ rules: deps
 
 # The figures of docs/user/discovery.md.
 gossip: deps
-	$(CARGO) test --release -p pool --test convergence -- --ignored --nocapture
+	$(CARGO) test --release -p discovery --test convergence -- --ignored --nocapture
 
 # Locked parts under every order of threads that shuttle tries. (The ring's reader is tried with
 # loom, by the ordinary tests.) PUMA_SCHEDULES=100000 tries so many of each.
@@ -282,7 +282,7 @@ hunt: test-deps build
 check: lint deny test book
 
 # What needs neither root nor long, for between two edits.
-FAST := -p page -p wire -p mrc -p sync -p os -p fuse -p pool -p borrower -p lender
+FAST := -p page -p wire -p mrc -p sync -p os -p fuse -p discovery -p borrower -p lender
 check-fast: deps
 	$(CARGO) fmt --all --check
 	packaging/prose/check.py

@@ -31,11 +31,11 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         cache_bytes >> 20,
         len_bytes >> 20
     );
-    let (mut mounted, mut below) = (Series::default(), Series::default());
+    let (mut mounted, mut backing) = (Series::default(), Series::default());
     let mut is_passed = Vec::new();
     let put_before = side.counter(|of| of.put_pages)?;
     for round in 0..rounds {
-        let mut sides = [(&side.file, &mut mounted, true), (&side.below, &mut below, false)];
+        let mut sides = [(&side.file, &mut mounted, true), (&side.backing, &mut backing, false)];
         sides.rotate_left(round % 2);
         for (path, series, is_mounted) in sides {
             side.drop_cached()?;
@@ -51,8 +51,8 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         }
     }
     let put_pages = grown(put_before, side.counter(|of| of.put_pages)?)?;
-    let ratio = mounted.over(&below);
-    println!("through the mount {} MB/s, backing directory {} MB/s", mounted.text(0), below.text(0));
+    let ratio = mounted.over(&backing);
+    println!("through the mount {} MB/s, backing directory {} MB/s", mounted.text(0), backing.text(0));
     println!("ratio {} (at least {RATIO_WANTED} is wanted); {put_pages} pages were put", ratio.text(3));
     let of_passes = |wanted| ratio.where_each(is_passed.iter().map(|passed| *passed == wanted));
     let (through_daemon, passed) = (of_passes(false), of_passes(true));
@@ -69,7 +69,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         "through_daemon_ratio": through_daemon.json(),
         "passed_ratio": passed.json(),
         "mounted_mb_per_s": mounted.median(),
-        "below_mb_per_s": below.median(),
+        "below_mb_per_s": backing.median(),
         "put_pages": put_pages,
         "rounds": rounds,
         "page_cache_bytes": cache_bytes,

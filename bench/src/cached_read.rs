@@ -32,7 +32,7 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let held = world.mount("held", len_bytes, None, &["--passthrough", "off"])?;
     let mut worker = Worker::start(&world.interrupt, &[])?;
     println!("{} MiB in the page cache; {rounds} rounds of {ms} ms each", len_bytes >> 20);
-    let paths = [side.file.clone(), held.file.clone(), side.below.clone()];
+    let paths = [side.file.clone(), held.file.clone(), side.backing.clone()];
     for path in &paths {
         worker.obey(&Order::Pass { path: path.clone(), len_bytes })?;
     }
@@ -52,12 +52,12 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let mut figures = Map::new();
     // For each mount: read, mmap.
     let mut worst = [[f64::INFINITY; 2]; 2];
-    for ((name, method, _), [mounted, held, below]) in LOADS.into_iter().zip(&speeds) {
-        println!("{name}: backing directory {} GB/s", below.text(2));
+    for ((name, method, _), [mounted, held, backing]) in LOADS.into_iter().zip(&speeds) {
+        println!("{name}: backing directory {} GB/s", backing.text(2));
         let key = name.to_lowercase().replace(' ', "_");
         let mounts = [("mounted", "", mounted), ("not passed through", "held_", held)];
         for ((what, prefix, speed), worst) in mounts.into_iter().zip(&mut worst) {
-            let ratio = speed.over(below);
+            let ratio = speed.over(backing);
             println!("  {what} {} GB/s: {}", speed.text(2), ratio.text(3));
             let worst = &mut worst[usize::from(method == Method::Map)];
             *worst = worst.min(ratio.median());

@@ -30,7 +30,7 @@ pub enum Dialect {
 
 /// The parameters of a measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Asking {
+pub struct PageLoad {
     /// The address of the server.
     pub address: String,
     /// Its protocol.
@@ -48,7 +48,7 @@ pub struct Asking {
 }
 
 /// A request and the known parts of its response.
-struct Exchange {
+struct PageRequest {
     request: Vec<u8>,
     answer_bytes: usize,
     /// The place of the first page in the response to a get.
@@ -57,29 +57,29 @@ struct Exchange {
 
 /// Puts all pages, then measures gets of stored pages, then puts of pages that replace them. The
 /// report's `phase_seconds` are those of one page: of a get, and of a put.
-pub fn ask(asking: &Asking) -> Result<Report, String> {
-    let problem = |error: io::Error| format!("asking {} in {:?}: {error}", asking.address, asking.dialect);
+pub fn ask(load: &PageLoad) -> Result<Report, String> {
+    let problem = |error: io::Error| format!("asking {} in {:?}: {error}", load.address, load.dialect);
     let mut sessions = Vec::new();
-    for number in 0..asking.sessions {
-        sessions.push(Session::connect(asking, number).map_err(problem)?);
+    for number in 0..load.sessions {
+        sessions.push(Session::connect(load, number).map_err(problem)?);
     }
-    let mut random = fastrand::Rng::with_seed(asking.seed);
-    for first in (0..asking.pages).step_by(asking.batch as usize) {
-        let exchanges = sessions.iter_mut().map(|session| session.put(first, asking.batch)).collect::<Vec<_>>();
-        run(&mut sessions, &exchanges, true).map_err(problem)?;
+    let mut random = fastrand::Rng::with_seed(load.seed);
+    for first in (0..load.pages).step_by(load.batch as usize) {
+        let page_requests = sessions.iter_mut().map(|session| session.put(first, load.batch)).collect::<Vec<_>>();
+        run(&mut sessions, &page_requests, true).map_err(problem)?;
     }
     let mut report = Report::default();
-    let limit = Duration::from_millis(asking.ms);
+    let limit = Duration::from_millis(load.ms);
     for puts in [false, true] {
         let (mut busy, mut pages) = (Duration::ZERO, 0);
         while busy < limit {
-            let first = random.u32(..=asking.pages - asking.batch);
-            let exchange = |session: &mut Session| {
-                if puts { session.put(first, asking.batch) } else { session.get(first, asking.batch) }
+            let first = random.u32(..=load.pages - load.batch);
+            let page_request = |session: &mut Session| {
+                if puts { session.put(first, load.batch) } else { session.get(first, load.batch) }
             };
-            let exchanges: Vec<_> = sessions.iter_mut().map(exchange).collect();
-            busy += run(&mut sessions, &exchanges, puts).map_err(problem)?;
-            pages += u64::from(asking.batch * asking.sessions);
+            let page_requests: Vec<_> = sessions.iter_mut().map(page_request).collect();
+            busy += run(&mut sessions, &page_requests, puts).map_err(problem)?;
+            pages += u64::from(load.batch * load.sessions);
         }
         report.phase_seconds.push(busy.as_secs_f64() / pages as f64);
         report.operations += pages;
@@ -89,13 +89,13 @@ pub fn ask(asking: &Asking) -> Result<Report, String> {
 }
 
 /// Makes one exchange with each session. Returns the time of all together.
-fn run(sessions: &mut [Session], exchanges: &[Exchange], puts: bool) -> io::Result<Duration> {
+fn run(sessions: &mut [Session], page_requests: &[PageRequest], puts: bool) -> io::Result<Duration> {
     let begin = Instant::now();
-    for (session, exchange) in sessions.iter_mut().zip(exchanges) {
-        session.stream(puts).write_all(&exchange.request)?;
+    for (session, page_request) in sessions.iter_mut().zip(page_requests) {
+        session.stream(puts).write_all(&page_request.request)?;
     }
-    for (session, exchange) in sessions.iter_mut().zip(exchanges) {
-        session.take(exchange, puts)?;
+    for (session, page_request) in sessions.iter_mut().zip(page_requests) {
+        session.take(page_request, puts)?;
     }
     Ok(begin.elapsed())
 }
@@ -111,19 +111,19 @@ struct Session {
 }
 
 impl Session {
-    fn connect(asking: &Asking, number: u32) -> io::Result<Session> {
+    fn connect(load: &PageLoad, number: u32) -> io::Result<Session> {
         let stream = |role: u32| {
-            let mut stream = TcpStream::connect(&asking.address)?;
+            let mut stream = TcpStream::connect(&load.address)?;
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(ANSWER_MAX))?;
-            if asking.dialect == Dialect::Pool {
+            if load.dialect == Dialect::Pool {
                 greet(&mut stream, role, number)?;
             }
             Ok::<_, io::Error>(stream)
         };
         let page = page_of(number);
         let (puts, gets) = (stream(wire::ROLE_MAIN)?, stream(wire::ROLE_GET)?);
-        Ok(Session { dialect: asking.dialect, number, puts, gets, answer: Vec::new(), version: 1, page })
+        Ok(Session { dialect: load.dialect, number, puts, gets, answer: Vec::new(), version: 1, page })
     }
 
     fn stream(&mut self, puts: bool) -> &mut TcpStream {
@@ -139,7 +139,7 @@ impl Session {
         WireKey::new(PageId { file: FileKey(1), index }, Version(self.version))
     }
 
-    fn get(&mut self, first: u32, count: u32) -> Exchange {
+    fn get(&mut self, first: u32, count: u32) -> PageRequest {
         let indices = first..first + count;
         match self.dialect {
             Dialect::Pool => {
@@ -147,12 +147,12 @@ impl Session {
                 let header = Header::new(Kind::Get, keys.len(), size_of_val(&*keys), 1);
                 let page_at = size_of::<Header>() + keys.len() * size_of::<GetItem>();
                 let answer_bytes = page_at + keys.len() * PAGE_SIZE;
-                Exchange { request: [header.as_bytes(), keys.as_bytes()].concat(), answer_bytes, page_at }
+                PageRequest { request: [header.as_bytes(), keys.as_bytes()].concat(), answer_bytes, page_at }
             }
             Dialect::Memcached => {
                 let names = indices.map(|index| self.name(index)).collect::<Vec<_>>();
                 let head_bytes = self.value_head(first).len();
-                Exchange {
+                PageRequest {
                     request: format!("get {}\r\n", names.join(" ")).into_bytes(),
                     answer_bytes: names.len() * (head_bytes + PAGE_SIZE + "\r\n".len()) + "END\r\n".len(),
                     page_at: head_bytes,
@@ -161,7 +161,7 @@ impl Session {
         }
     }
 
-    fn put(&mut self, first: u32, count: u32) -> Exchange {
+    fn put(&mut self, first: u32, count: u32) -> PageRequest {
         let indices = first..first + count;
         match self.dialect {
             Dialect::Pool => {
@@ -176,7 +176,7 @@ impl Session {
                         request.extend_from_slice(item.as_bytes());
                     });
                 indices.for_each(|_| request.extend_from_slice(&self.page));
-                Exchange { request, answer_bytes: size_of::<Header>() + items, page_at: 0 }
+                PageRequest { request, answer_bytes: size_of::<Header>() + items, page_at: 0 }
             }
             Dialect::Memcached => {
                 let mut request = Vec::new();
@@ -187,7 +187,7 @@ impl Session {
                     request.extend_from_slice(&self.page);
                     request.extend_from_slice(b"\r\n");
                 }
-                Exchange { request, answer_bytes: "STORED\r\n".len(), page_at: 0 }
+                PageRequest { request, answer_bytes: "STORED\r\n".len(), page_at: 0 }
             }
         }
     }
@@ -197,12 +197,12 @@ impl Session {
     }
 
     /// Reads a response, and checks whether it is the expected one.
-    fn take(&mut self, exchange: &Exchange, puts: bool) -> io::Result<()> {
+    fn take(&mut self, page_request: &PageRequest, puts: bool) -> io::Result<()> {
         let mut answer = std::mem::take(&mut self.answer);
-        answer.resize(exchange.answer_bytes, 0);
+        answer.resize(page_request.answer_bytes, 0);
         self.stream(puts).read_exact(&mut answer)?;
         let good = match (self.dialect, puts) {
-            (_, false) => answer[exchange.page_at..][..PAGE_SIZE] == self.page,
+            (_, false) => answer[page_request.page_at..][..PAGE_SIZE] == self.page,
             (Dialect::Pool, true) => answer[size_of::<Header>()..].iter().all(|status| *status == 1),
             (Dialect::Memcached, true) => answer == b"STORED\r\n",
         };

@@ -134,12 +134,12 @@ impl Alone {
         let device =
             rustix::fs::stat(file).map_err(|errno| Failure::attempted("looking at the file")(errno.into()))?.st_dev;
         let stop = Arc::new(AtomicBool::new(false));
-        let (told, tell) = sync_channel(1);
+        let (report, reported) = sync_channel(1);
         let is_over = stop.clone();
         let run = move || {
             let loaded =
                 BpfTap::load_with_added(Target { device, ..Target::default() }, RING_BYTES).map_err(io::Error::other);
-            let _ = told.send(());
+            let _ = report.send(());
             let (mut tap, mut added) = loaded?;
             loop {
                 // Read before the ring is read: all evictions until then are taken.
@@ -155,7 +155,7 @@ impl Alone {
         };
         let thread = std::thread::Builder::new().name("tap".into()).spawn(run);
         let thread = thread.map_err(Failure::attempted("starting a thread"))?;
-        let _ = tell.recv();
+        let _ = reported.recv();
         Ok(Alone { stop, thread: Some(thread) })
     }
 

@@ -4,7 +4,7 @@
 //! are only ever added.
 
 use crate::figures::Conditions;
-use drawing::{GRID, INK, PALE_INK, text};
+use charts::{GRID, INK, PALE_INK, text};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -114,7 +114,7 @@ pub fn add(directory: &Path, line: &Value) -> Result<(), Failure> {
     let svg = draw(&runs);
     let svg_path = directory.join(SVG_FILE);
     fs::write(&svg_path, &svg).map_err(Failure::attempted(format!("writing {}", svg_path.display())))?;
-    if !drawing::render(&svg, &directory.join(PNG_FILE)).map_err(Failure::Problem)? {
+    if !charts::render(&svg, &directory.join(PNG_FILE)).map_err(Failure::Problem)? {
         println!("There is no font here to draw the chart as PNG with.");
     }
     println!("Added to {}; chart in {}", path.display(), svg_path.display());
@@ -127,7 +127,7 @@ fn draw(runs: &[Value]) -> String {
     let rows = AIMS.len().div_ceil(COLUMNS);
     let (width, height) =
         (2.0 * MARGIN + COLUMNS as f64 * PANEL_WIDTH, HEAD_HEIGHT + MARGIN + rows as f64 * PANEL_HEIGHT);
-    let mut svg = drawing::begin(width, height);
+    let mut svg = charts::begin(width, height);
     text(
         &mut svg,
         MARGIN,

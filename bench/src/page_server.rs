@@ -7,7 +7,7 @@
 //! connections and the number of pending requests are the same ([`crate::dialects`]). The floor is
 //! a server that stores nothing ([`crate::null_pages`]).
 
-use crate::dialects::{Asking, Dialect};
+use crate::dialects::{Dialect, PageLoad};
 use crate::figures::Series;
 use crate::worker::Order;
 use crate::world::{Security, Worker, World, pin};
@@ -70,9 +70,9 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
             for index in (0..SERVERS).map(|index| (index + round) % SERVERS) {
                 let (dialect, address, pid) = servers[index].clone();
                 let seed = world.seed.wrapping_add(round as u64);
-                let asking = Asking { address, dialect, sessions: SESSIONS, pages, batch, ms, seed };
+                let load = PageLoad { address, dialect, sessions: SESSIONS, pages, batch, ms, seed };
                 let before = processor_seconds(pid)?;
-                let report = worker.obey(&Order::Ask(asking))?;
+                let report = worker.obey(&Order::Ask(load))?;
                 let used = processor_seconds(pid)? - before;
                 for (series, seconds) in speeds.iter_mut().zip(&report.phase_seconds) {
                     series[index].add(1.0 / seconds);

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::Instant;
-use tap::{ReadsSource, Watch};
+use tap::{AccessTrace, ReadsSource};
 use testbed::Failure;
 
 /// Of the file: so much that the watch's ring has room for a record of each page many times.
@@ -82,12 +82,12 @@ fn undisturbed(path: &Path, source: Option<ReadsSource>, times: u32) -> Result<C
     Err(Failure::Problem(message.to_owned()))
 }
 
-fn start(path: &Path, source: ReadsSource) -> Result<Watch, Failure> {
+fn start(path: &Path, source: ReadsSource) -> Result<AccessTrace, Failure> {
     let device = std::fs::metadata(path).map_err(Failure::attempted("looking at the file"))?.dev();
-    Watch::load(&[device], Some(source)).map_err(|error| Failure::Problem(error.to_string()))
+    AccessTrace::load(&[device], Some(source)).map_err(|error| Failure::Problem(error.to_string()))
 }
 
-fn measure(path: &Path, mut watch: Option<&mut Watch>, times: u32) -> std::io::Result<Costs> {
+fn measure(path: &Path, mut watch: Option<&mut AccessTrace>, times: u32) -> std::io::Result<Costs> {
     let file = File::open(path)?;
     let pages = file.metadata()?.len() / PAGE_SIZE as u64;
     let mut costs = Costs { hit_ns: f64::INFINITY, eviction_ns: f64::INFINITY };

@@ -1,9 +1,9 @@
-//! The measured process: this program once more ([`testbed::Servant`]).
+//! The measured process: this program once more ([`testbed::WorkerProcess`]).
 //!
 //! Every page of the files begins with its own number, also after it is written. Each page that is
 //! read is checked, and a wrong one ends the bench.
 
-use crate::dialects::{self, Asking};
+use crate::dialects::{self, PageLoad};
 use crate::figures::p99;
 use crate::reading::{self, Method};
 use crate::tree;
@@ -188,7 +188,7 @@ pub enum Order {
         processor: usize,
     },
     /// Be the client of a page server ([`dialects::ask`]).
-    Ask(Asking),
+    Ask(PageLoad),
     /// Allocate memory at full speed, while a file is read again and again, and give it back.
     Allocate {
         /// The number of bytes.
@@ -321,7 +321,7 @@ fn carry_out(order: &Order) -> Result<Report, String> {
             world::pin(None, *processor).map_err(|error| format!("staying on a processor: {error}"))?;
             Ok(Report::default())
         }
-        Order::Ask(asking) => dialects::ask(asking),
+        Order::Ask(load) => dialects::ask(load),
         Order::Allocate { bytes, hot } => allocate(*bytes, hot),
         Order::Grow { bytes, over_ms, hold_ms } => {
             grow(*bytes, Duration::from_millis(*over_ms), Duration::from_millis(*hold_ms))

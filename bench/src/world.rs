@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use testbed::{
-    BlockDevice, Failure, Group, Interrupt, Process, Puma, PumaMount, Scratch, Servant, SlowDisk, ask_daemon,
+    BlockDevice, Failure, Group, Interrupt, Process, Puma, PumaMount, Scratch, SlowDisk, WorkerProcess, ask_daemon,
     sibling_binary, wait_until,
 };
 
@@ -226,8 +226,8 @@ impl World {
             command.args(["--lender", &address.to_string()]);
         }
         let mount = self.puma.mount(command, &at, &format!("mount-{name}"), &[&group])?;
-        let (below, file, has_lender) = (source.join(FILE), at.join(FILE), lender.is_some());
-        let side = Side { mount, group, source, at, below, file, has_lender };
+        let (backing, file, has_lender) = (source.join(FILE), at.join(FILE), lender.is_some());
+        let side = Side { mount, group, source, at, backing, file, has_lender };
         side.check_lender()?;
         Ok(side)
     }
@@ -379,7 +379,7 @@ pub struct Side {
     pub source: PathBuf,
     pub at: PathBuf,
     /// The backing file, and the file through the mount.
-    pub below: PathBuf,
+    pub backing: PathBuf,
     pub file: PathBuf,
     has_lender: bool,
 }
@@ -409,7 +409,7 @@ impl Side {
     /// The mount's lender keeps its pages, and gets those that this evicts.
     pub fn drop_cached(&self) -> Result<(), Failure> {
         drop_cached(&self.file)?;
-        drop_cached(&self.below)
+        drop_cached(&self.backing)
     }
 
     /// Waits until the lender has received everything that was sent.
@@ -532,7 +532,7 @@ pub fn write_stamped(path: &Path, len_bytes: u64, seed: u64) -> io::Result<()> {
 /// A worker. Dropping it ends it.
 pub struct Worker<'a> {
     // Drop order: the process before its group.
-    servant: Servant<'a>,
+    worker_process: WorkerProcess<'a>,
     /// Its own group, if it has one.
     group: Option<Group>,
 }
@@ -540,9 +540,9 @@ pub struct Worker<'a> {
 impl<'a> Worker<'a> {
     /// Starts a worker in groups of others, which must outlive it.
     pub fn start(interrupt: &'a Interrupt, groups: &[&Group]) -> Result<Worker<'a>, Failure> {
-        let mut servant = Servant::start(worker::NAME, groups, interrupt)?;
-        match servant.hear(LATE_MAX)? {
-            Answer::Ready => Ok(Worker { servant, group: None }),
+        let mut worker_process = WorkerProcess::start(worker::NAME, groups, interrupt)?;
+        match worker_process.receive(LATE_MAX)? {
+            Answer::Ready => Ok(Worker { worker_process, group: None }),
             answer => Err(Failure::Problem(format!("starting a worker: it answered {answer:?}"))),
         }
     }
@@ -566,12 +566,12 @@ impl<'a> Worker<'a> {
 
     /// Sends an order, and does not wait.
     pub fn begin(&mut self, order: &Order) -> Result<(), Failure> {
-        self.servant.tell(order)
+        self.worker_process.send(order)
     }
 
     /// Waits until the begun order was executed, which by itself takes so long.
     pub fn end(&mut self, own: Duration) -> Result<Report, Failure> {
-        match self.servant.hear(own + LATE_MAX)? {
+        match self.worker_process.receive(own + LATE_MAX)? {
             Answer::Done(report) => Ok(report),
             Answer::Failed(problem) => Err(Failure::Problem(format!("a worker failed: {problem}"))),
             Answer::Ready => Err(Failure::Problem("a worker started twice".to_owned())),
@@ -582,7 +582,7 @@ impl<'a> Worker<'a> {
 impl Drop for Worker<'_> {
     fn drop(&mut self) {
         // It ends when there are no more orders; its guard ends one that hangs.
-        let _its_guard_waits_too = self.servant.end(ANSWER_MAX);
+        let _its_guard_waits_too = self.worker_process.end(ANSWER_MAX);
     }
 }
 

@@ -39,10 +39,10 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
     let rounds = extent.choose(7, 5, 1);
     let through = world.mount("through", len_bytes, None, &["--write", "through"])?;
     let back = world.mount("back", len_bytes, None, &["--write", "back"])?;
-    let below = world.file("below", len_bytes)?;
+    let backing = world.file("below", len_bytes)?;
     let mut worker = Worker::start(&world.interrupt, &[])?;
     println!("a file of {} MiB; {rounds} rounds", len_bytes >> 20);
-    let paths = [through.file.clone(), back.file.clone(), below.clone()];
+    let paths = [through.file.clone(), back.file.clone(), backing.clone()];
     let mut speeds: [[Series; 3]; PATTERNS.len()] = Default::default();
     for round in 0..rounds {
         for ((_, pattern, one_in), series) in PATTERNS.into_iter().zip(&mut speeds) {
@@ -74,9 +74,9 @@ pub fn run(world: &World) -> Result<Map<String, Value>, Failure> {
         "file_bytes": len_bytes,
     })));
     for side in [through, back] {
-        let written = side.below.clone();
+        let written = side.backing.clone();
         side.end()?;
-        if !are_alike(&written, &below)? {
+        if !are_alike(&written, &backing)? {
             return Err(Failure::Problem(format!("{} has not what was written", written.display())));
         }
     }

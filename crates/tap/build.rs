@@ -16,7 +16,7 @@ fn main() {
     if let Err(error) = translate_contract(&out.join("intf.rs")) {
         panic!("translating {CONTRACT} with bindgen failed (is the package bindgen installed?): {error}");
     }
-    for name in ["tap", "calibrate", "watch"] {
+    for name in ["tap", "layout_probe", "access_trace"] {
         let built = SkeletonBuilder::new()
             .source(Path::new(SOURCES).join(format!("{name}.bpf.c")))
             .obj(out.join(format!("{name}.bpf.o")))

@@ -1,5 +1,5 @@
-//! One way of reading, measured: a reader in its groups, a warm-up until the caches are full, then
-//! a measured phase.
+//! One variant of reading, measured: a reader in its groups, a warm-up until the caches are full,
+//! then a measured phase.
 //!
 //! The memory limit leaves exactly the promised page cache. The reader's own needs (its memory, its
 //! program's pages, and the kernel's memory for its open files and page tables) are measured when
@@ -13,7 +13,7 @@ use page::PAGE_SIZE;
 use serde::Serialize;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use testbed::{Failure, Group, Interrupt, Servant, SlowDisk};
+use testbed::{Failure, Group, Interrupt, SlowDisk, WorkerProcess};
 
 /// Room while the reader starts, before its own needs are known.
 const START_ROOM_BYTES: u64 = 64 << 20;
@@ -38,8 +38,8 @@ pub struct Bench<'a> {
     pub interrupt: &'a Interrupt,
 }
 
-/// One way of reading.
-pub struct Way<'a> {
+/// One variant of reading.
+pub struct Variant<'a> {
     /// Its title on the screen.
     pub title: &'a str,
     /// The directory of the files.
@@ -95,12 +95,12 @@ pub struct Measured {
 }
 
 impl Bench<'_> {
-    /// Measures one way.
-    pub fn run(&self, way: &Way<'_>) -> Result<Measured, Failure> {
-        let disk = way.slow_disk.map(|(disk, _)| disk);
-        let group = Group::create("reader", way.page_cache_bytes.map(|bytes| bytes + START_ROOM_BYTES), disk)?;
-        let mut reader = Reader::start(self, way.directory, &group)?;
-        let own = match way.page_cache_bytes {
+    /// Measures one variant.
+    pub fn run(&self, variant: &Variant<'_>) -> Result<Measured, Failure> {
+        let disk = variant.slow_disk.map(|(disk, _)| disk);
+        let group = Group::create("reader", variant.page_cache_bytes.map(|bytes| bytes + START_ROOM_BYTES), disk)?;
+        let mut reader = Reader::start(self, variant.directory, &group)?;
+        let own = match variant.page_cache_bytes {
             Some(page_cache_bytes) => {
                 // Nothing of the files is in it yet: all of this is the reader's own, including its
                 // program's pages.
@@ -113,17 +113,17 @@ impl Bench<'_> {
 
         let mut all = Report::default();
         let begin = Instant::now();
-        self.warm_up(way, &mut reader, &mut all)?;
+        self.warm_up(variant, &mut reader, &mut all)?;
         let warm_up_seconds = begin.elapsed().as_secs_f64();
         let (warm_up_reads, warm_up_cut_short) = (all.reads, all.reads < self.data.page_count());
 
-        if let Some((disk, reads_per_s)) = way.slow_disk {
+        if let Some((disk, reads_per_s)) = variant.slow_disk {
             disk.limit_reads(Some(reads_per_s))?;
         }
         let ms = self.measure.as_millis() as u64;
-        let bar = Bar::new(format!("{}: measuring", way.title), ms);
-        let pool_pages = || way.puma.and_then(Running::pool_pages);
-        let (daemon_before, pool_before) = (daemon_disk_bytes(way), pool_pages());
+        let bar = Bar::new(format!("{}: measuring", variant.title), ms);
+        let pool_pages = || variant.puma.and_then(Running::pool_pages);
+        let (daemon_before, pool_before) = (daemon_disk_bytes(variant), pool_pages());
         let disk_before = disk.map(SlowDisk::read_count).transpose()?;
         let report = reader.obey(&Order::Time { ms }, |reads, elapsed_ms| {
             bar.set(elapsed_ms);
@@ -137,7 +137,7 @@ impl Bench<'_> {
             Some(own) => Some(group.memory_use()?.page_cache_bytes.saturating_sub(own.page_cache_bytes)),
             None => None,
         };
-        if let Some((disk, _)) = way.slow_disk {
+        if let Some((disk, _)) = variant.slow_disk {
             disk.limit_reads(None)?;
         }
         reader.end()?;
@@ -148,7 +148,7 @@ impl Bench<'_> {
             (Some(before), Some(after)) => Some(after - before),
             _ => {
                 let daemon =
-                    daemon_disk_bytes(way).zip(daemon_before).map(|(after, before)| after.saturating_sub(before));
+                    daemon_disk_bytes(variant).zip(daemon_before).map(|(after, before)| after.saturating_sub(before));
                 report.disk_bytes.zip(daemon).map(|(own, daemon)| (own + daemon) / PAGE_SIZE as u64)
             }
         };
@@ -178,8 +178,8 @@ impl Bench<'_> {
 
     /// Fills the caches, from a disk that is not slowed down: all pages once in random order and,
     /// if all should be in memory somewhere, further reads until hardly any still goes to the disk.
-    fn warm_up(&self, way: &Way<'_>, reader: &mut Reader<'_>, all: &mut Report) -> Result<(), Failure> {
-        let bar = Bar::new(format!("{}: warming up", way.title), self.data.page_count());
+    fn warm_up(&self, variant: &Variant<'_>, reader: &mut Reader<'_>, all: &mut Report) -> Result<(), Failure> {
+        let bar = Bar::new(format!("{}: warming up", variant.title), self.data.page_count());
         let done = |bar: Bar, all: &Report| {
             bar.done(&format!("{} reads", all.reads));
             Ok(())
@@ -189,16 +189,16 @@ impl Bench<'_> {
         add(all, &reader.obey(&order, |reads, _| bar.set(reads))?);
         // A limited cache is full by now. If everything fits, or memory is lent, the warm-up lasts
         // until the disk is quiet.
-        let (again, quiet_reads) = match (way.puma, way.page_cache_bytes) {
+        let (again, quiet_reads) = match (variant.puma, variant.page_cache_bytes) {
             (Some(_), _) => (Order::Count { reads: WARM_UP_ROUND_READS }, WARM_UP_ROUND_READS / WARM_WHEN_ONE_IN),
             (None, None) => (order, 1),
             (None, Some(_)) => return done(bar, all),
         };
         for _ in 0..WARM_UP_ROUNDS_MAX {
-            let before = way.slow_disk.map(|(disk, _)| disk.read_count()).transpose()?;
+            let before = variant.slow_disk.map(|(disk, _)| disk.read_count()).transpose()?;
             let report = reader.obey(&again, |_, _| {})?;
             add(all, &report);
-            let disk_reads = match (way.slow_disk, before) {
+            let disk_reads = match (variant.slow_disk, before) {
                 (Some((disk, _)), Some(before)) => Some(disk.read_count()? - before),
                 _ => report.disk_bytes.map(|bytes| bytes / PAGE_SIZE as u64),
             };
@@ -211,8 +211,8 @@ impl Bench<'_> {
 }
 
 /// Bytes that the mount daemon had read from the disk for the reader; nothing without one.
-fn daemon_disk_bytes(way: &Way<'_>) -> Option<u64> {
-    way.puma.map_or(Some(0), |puma| disk_bytes_of(&puma.mount_pid().to_string()))
+fn daemon_disk_bytes(variant: &Variant<'_>) -> Option<u64> {
+    variant.puma.map_or(Some(0), |puma| disk_bytes_of(&puma.mount_pid().to_string()))
 }
 
 fn add(all: &mut Report, one: &Report) {
@@ -223,30 +223,30 @@ fn add(all: &mut Report, one: &Report) {
 }
 
 /// A running reader.
-struct Reader<'a>(Servant<'a>);
+struct Reader<'a>(WorkerProcess<'a>);
 
 impl<'a> Reader<'a> {
     fn start(bench: &Bench<'a>, directory: &Path, group: &Group) -> Result<Reader<'a>, Failure> {
         use rustix::fd::AsRawFd;
-        let mut servant = Servant::start(reader::NAME, &[group], bench.interrupt)?;
+        let mut worker_process = WorkerProcess::start(reader::NAME, &[group], bench.interrupt)?;
         let reference = format!("/proc/{}/fd/{}", std::process::id(), bench.data.reference.as_raw_fd());
-        servant.tell(&Task {
+        worker_process.send(&Task {
             directory: directory.to_owned(),
             files: bench.data.files.clone(),
             reference: reference.into(),
             seed: bench.seed,
         })?;
-        match servant.hear(SILENCE_MAX)? {
-            Answer::Ready => Ok(Reader(servant)),
+        match worker_process.receive(SILENCE_MAX)? {
+            Answer::Ready => Ok(Reader(worker_process)),
             answer => Err(Failure::Problem(format!("starting the reader: it answered {answer:?}"))),
         }
     }
 
     /// Executes an order.
     fn obey(&mut self, order: &Order, progress: impl Fn(u64, u64)) -> Result<Report, Failure> {
-        self.0.tell(order)?;
+        self.0.send(order)?;
         loop {
-            match self.0.hear(SILENCE_MAX)? {
+            match self.0.receive(SILENCE_MAX)? {
                 Answer::Progress { reads, elapsed_ms } => progress(reads, elapsed_ms),
                 Answer::Done(report) => return Ok(report),
                 Answer::Failed(problem) => return Err(Failure::Problem(format!("the reader failed {problem}"))),

@@ -1,7 +1,7 @@
 //! The chart.
 
 use crate::report::{Summary, grouped, latency};
-use drawing::{GRID, INK, PALE_INK, text};
+use charts::{GRID, INK, PALE_INK, text};
 use std::fmt::Write;
 
 const WIDTH: f64 = 1280.0;
@@ -12,7 +12,7 @@ const COLOURS: [&str; 3] = ["#9aa5b1", "#0b7a75", "#e0a526"];
 /// Draws the chart of a run, as SVG.
 pub fn draw(summary: &Summary) -> String {
     let conditions = &summary.conditions;
-    let mut svg = drawing::begin(WIDTH, HEIGHT);
+    let mut svg = charts::begin(WIDTH, HEIGHT);
     let title = match summary.gain {
         Some(gain) if gain >= 1.0 => format!("{} times as many random reads with lent memory", significant(gain)),
         _ => "Random reads with and without lent memory".to_owned(),

@@ -14,7 +14,7 @@ mod puma;
 mod reader;
 mod report;
 
-use bench::{Bench, Way};
+use bench::{Bench, Variant};
 use clap::Parser;
 use data::DataSet;
 use progress::Bar;
@@ -144,7 +144,7 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
     forget_cached(&data, &mut left_out)?;
     let title = "without Puma";
     let directory = &data.directory;
-    let plain = Way { title, directory, page_cache_bytes, slow_disk: throttle, puma: None };
+    let plain = Variant { title, directory, page_cache_bytes, slow_disk: throttle, puma: None };
     let baseline = bench.run(&plain)?;
 
     forget_cached(&data, &mut left_out)?;
@@ -177,7 +177,8 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
                         left_out.push(remark.to_owned());
                     }
                     let directory = &setup.mount_point;
-                    puma = Some(bench.run(&Way { title: "with Puma", directory, puma: Some(&running), ..plain })?);
+                    puma =
+                        Some(bench.run(&Variant { title: "with Puma", directory, puma: Some(&running), ..plain })?);
                     puma_status = running.status();
                     pages_cached_twice = Some(data.cached_pages()?);
                     running.end()?;
@@ -189,7 +190,7 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
     // Pages that reads of the backing directory left in the cache would make the last way look
     // better.
     forget_cached(&data, &mut left_out)?;
-    let ideal = Way { title: "all in memory", page_cache_bytes: None, slow_disk: None, ..plain };
+    let ideal = Variant { title: "all in memory", page_cache_bytes: None, slow_disk: None, ..plain };
     let ideal = bench.run(&ideal)?;
 
     let conditions = Conditions {
@@ -271,7 +272,7 @@ fn publish(out: &Path, summary: &Summary) -> Result<Vec<String>, Failure> {
     let svg = write("demo.svg", &drawing)?;
     let png = out.join("demo.png");
     let mut written = vec![json, svg];
-    if drawing::render(&drawing, &png).map_err(Failure::Problem)? {
+    if charts::render(&drawing, &png).map_err(Failure::Problem)? {
         written.push(png);
     } else {
         left_out.push("the chart was not rendered as PNG: no font is installed; run `make deps`".to_owned());

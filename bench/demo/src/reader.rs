@@ -1,4 +1,4 @@
-//! The measured process: the demo's own program once more ([`testbed::Servant`]).
+//! The measured process: the demo's own program once more ([`testbed::WorkerProcess`]).
 //!
 //! It reads pages of the files at random and compares every byte of each with the reference.
 //! Comparing is not part of a read's latency, but it is part of the time in which reads are

@@ -477,9 +477,9 @@ impl Run<'_> {
             Kind::File => {
                 let side = self.world.mount(subject.name, subject.data_bytes, None, &[])?;
                 side.drop_cached()?;
-                let below = side.below.clone();
+                let backing = side.backing.clone();
                 side.end()?;
-                below
+                backing
             }
             Kind::Directory(fill) => self.fill(subject.name, fill)?,
         };

@@ -3,7 +3,7 @@
 
 use super::record::{Mean, Records};
 use super::{Axis, IDEAL, VARIANTS};
-use drawing::{GRID, INK, PALE_INK, text};
+use charts::{GRID, INK, PALE_INK, text};
 use std::fmt::Write;
 
 const WIDTH: f64 = 900.0;
@@ -153,7 +153,7 @@ impl Chart {
         let is_log = axis.is_log && !are_points;
         let x = Scale { low: first, high: last, is_log, from: LEFT, to: WIDTH - RIGHT };
 
-        let mut svg = drawing::begin(WIDTH, HEIGHT);
+        let mut svg = charts::begin(WIDTH, HEIGHT);
         let room = WIDTH - 2.0 * 24.0;
         text(&mut svg, 24.0, 36.0, height(20.0, room, &self.title), INK, "start", true, &self.title);
         text(&mut svg, 24.0, 58.0, height(12.0, room, below_title), PALE_INK, "start", false, below_title);

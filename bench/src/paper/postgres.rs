@@ -98,7 +98,7 @@ impl<'a> Server<'a> {
     }
 
     /// Executes statements, one after the other.
-    pub fn tell(&self, database: &str, statements: &[&str]) -> Result<(), Failure> {
+    pub fn execute(&self, database: &str, statements: &[&str]) -> Result<(), Failure> {
         for statement in statements {
             let mut command = Command::new(program::find("psql")?);
             command.args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-h", HOST, "-p", &self.port.to_string()]);
@@ -170,10 +170,10 @@ pub fn prepare(
     command.arg("-D").arg(directory).args(["-U", USER, "--auth=trust", "-E", "UTF8", "--locale=C", "--no-sync"]);
     program::run(world, "initdb", command, &[])?;
     let server = Server::start(world, directory, memory_bytes, false, &[])?;
-    server.tell("postgres", &[&format!("create database {DATABASE}")])?;
+    server.execute("postgres", &[&format!("create database {DATABASE}")])?;
     fill(&server)?;
     // Twice: the second one removes the log that the first one left.
-    server.tell(DATABASE, &["vacuum (analyze)", "checkpoint", "checkpoint"])?;
+    server.execute(DATABASE, &["vacuum (analyze)", "checkpoint", "checkpoint"])?;
     server.stop()
 }
 

@@ -133,8 +133,8 @@ fn measure(run: &mut Run<'_>, case: &Case<'_>) -> Result<(), Failure> {
 
 /// Writes back everything of its file system: the mount, and the backing file system.
 fn write_back(case: &Case<'_>) -> Result<(), Failure> {
-    let below = case.side.map(|side| side.source.as_path());
-    [Some(case.path.as_path()), below].into_iter().flatten().try_for_each(|directory| {
+    let backing = case.side.map(|side| side.source.as_path());
+    [Some(case.path.as_path()), backing].into_iter().flatten().try_for_each(|directory| {
         let synced = fs::File::open(directory).and_then(|directory| Ok(rustix::fs::syncfs(&directory)?));
         synced.map_err(Failure::attempted(format!("writing back {}", directory.display())))
     })

@@ -120,7 +120,7 @@ fn one(page: &mut String, results: &Path, experiment: &Experiment, records: &Rec
         let svg = chart.draw(&conditions, &experiment.x);
         let file = format!("{name}-{}.svg", chart.name);
         fs::write(results.join(&file), &svg).map_err(Failure::attempted(format!("writing {file}")))?;
-        png &= drawing::render(&svg, &results.join(&file).with_extension("png")).map_err(Failure::Problem)?;
+        png &= charts::render(&svg, &results.join(&file).with_extension("png")).map_err(Failure::Problem)?;
         let _infallible = write!(page, "\n![{}]({file})\n", chart.title);
     }
     page.push('\n');

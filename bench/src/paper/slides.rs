@@ -69,7 +69,7 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
             let options = ["--strategy", "non-inclusive", "--gate", "off"];
             let side = run.world.mount("slides", data_bytes, lender.as_ref().map(|lender| lender.address), &options)?;
             side.drop_cached()?;
-            let path = if lender.is_some() { side.file.clone() } else { side.below.clone() };
+            let path = if lender.is_some() { side.file.clone() } else { side.backing.clone() };
             let case = Case { variant, x, cache_bytes, data_bytes, path, side: Some(&side), lender: lender.as_ref() };
             if lent == Lent::All {
                 preload(run, &case)?;

@@ -70,12 +70,12 @@ pub fn run(run: &mut Run<'_>) -> Result<(), Failure> {
         for table in world.extent.choose(&TABLES[..], &TABLES_QUICK, &TABLES_QUICK) {
             let file = rows.join(format!("{}.{table}.csv", postgres::DATABASE));
             let copy = format!("\\copy {table} from '{}' with (format csv, delimiter '|')", file.display());
-            server.tell(postgres::DATABASE, &[&copy])?;
+            server.execute(postgres::DATABASE, &[&copy])?;
         }
         fs::remove_dir_all(&rows).map_err(Failure::attempted(format!("removing {}", rows.display())))?;
         let cost = format!("alter database {} set random_page_cost = {RANDOM_PAGE_COST}", postgres::DATABASE);
-        server.tell(postgres::DATABASE, &[DATE_ADD, &cost])?;
-        server.tell(postgres::DATABASE, world.extent.choose(&INDEXES[..], &[], &[]))
+        server.execute(postgres::DATABASE, &[DATE_ADD, &cost])?;
+        server.execute(postgres::DATABASE, world.extent.choose(&INDEXES[..], &[], &[]))
     };
     // Its tables are only read: each case finds them unchanged.
     let fill = |directory: &Path| postgres::prepare(world, directory, data_bytes, make);

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use sync::{Mutex, polling};
+use sync::{Mutex, spinning};
 use tap::{Eviction, EvictionSource, Positions};
 use wire::secure::Security;
 
@@ -67,7 +67,7 @@ pub struct Borrower {
     pub(crate) links: Links,
     pub(crate) racers: Arc<Racers>,
     pub(crate) hedges: Hedges,
-    pub(crate) polling: polling::One,
+    pub(crate) polling: spinning::One,
     /// Whether READs are requested together.
     pub(crate) gathers: AtomicBool,
     pub(crate) disk: Disk,
@@ -127,7 +127,7 @@ impl Borrower {
             links: Links::default(),
             racers: Arc::default(),
             hedges: Hedges::default(),
-            polling: polling::One::default(),
+            polling: spinning::One::default(),
             gathers: true.into(),
             disk: Disk::default(),
             reads_below: UnderWay::default(),

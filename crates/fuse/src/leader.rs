@@ -1,9 +1,9 @@
 //! Selects the leader: the one worker that reads requests, as long as it is quick. In this module
-//! the right to read is the *turn*.
+//! the right to read is the *lead*.
 //!
 //! If all workers read at once, the kernel would wake another one for each request. Its caches
 //! would be cold, and a thread that was just about to read would sleep instead. So one worker has
-//! the *turn*. It reads a request, handles it, and reads the next. The others wait:
+//! the *lead*. It reads a request, handles it, and reads the next. The others wait:
 //!
 //! ```text
 //!            pass (about to wait), or leave
@@ -15,15 +15,15 @@
 //!
 //! - A worker that is about to wait calls [`about_to_wait`], and another worker is called at once.
 //! - For other requests one of the waiting workers, the *watcher*, checks whether the request is
-//!   still the one of its last look. If so, it takes the turn over. So a request that waits for
+//!   still the one of its last look. If so, it takes the lead over. So a request that waits for
 //!   another one always finds a worker that reads, as long as one worker handles nothing.
 //! - While no requests come, no worker watches. The next request calls a watcher again.
 //!
-//! A worker that was blocked waits for a turn as all others do when it has finished. But if
-//! requests wait just then, it reads one without the turn. Two workers that read at once are
-//! harmless. The invariant: at least one worker reads while another one waits for the turn.
+//! A worker that was blocked waits for the lead as all others do when it has finished. But if
+//! requests wait just then, it reads one without the lead. Two workers that read at once are
+//! harmless. The invariant: at least one worker reads while another one waits for the lead.
 
-use crate::demand::Workforce;
+use crate::workforce::Workforce;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::{Cell, RefCell};
@@ -31,7 +31,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use sync::polling::{POLL_MAX, Patience};
+use sync::spinning::{AdaptiveSpin, SPIN_MAX};
 
 /// The time between two looks of the watcher: at first, and while all requests are quick. A request
 /// that blocks without a call of [`about_to_wait`] delays the next one for at most twice as long.
@@ -43,7 +43,7 @@ const LOOK_MAX: Duration = Duration::from_micros(200);
 const LOOK_IDLE: Duration = Duration::from_millis(1);
 const LOOKS_IDLE_MAX: u32 = 16;
 
-/// The state of the turn: free, or used for a request; else its holder reads.
+/// The state of the lead: free, or used for a request; else its holder reads.
 const FREE: u64 = 0b01;
 const HANDLING: u64 = 0b10;
 /// The holder takes further requests while one is handled.
@@ -52,14 +52,14 @@ const GATHERING: u64 = 0b100;
 /// life are equal.
 const ONE: u64 = 0b1000;
 
-/// The turn of one session, and the workers that wait for it.
+/// The lead of one session, and the workers that wait for it.
 #[derive(Default)]
 pub(crate) struct Leader {
     word: AtomicU64,
     /// The spin budgets of a worker that waits for a request; and of one that waits for a request
     /// or another event.
-    patience: Patience,
-    patience_beside: Patience,
+    spin: AdaptiveSpin,
+    spin_beside: AdaptiveSpin,
     /// Whether there is a watcher.
     watched: AtomicBool,
     pub(crate) waiting: Mutex<Waiting>,
@@ -67,9 +67,9 @@ pub(crate) struct Leader {
     pub(crate) called: Condvar,
     /// For the watcher.
     passed: Condvar,
-    /// For [`Leader::demand`].
+    /// For [`Leader::workforce_change`].
     pub(crate) short: Condvar,
-    /// The number of requests that were read without the turn.
+    /// The number of requests that were read without the lead.
     read_without: AtomicU64,
 }
 
@@ -82,35 +82,35 @@ pub(crate) struct Waiting {
 }
 
 thread_local! {
-    /// The turns and the device of this thread's worker, and its turn while no other worker has
+    /// The leader and the device of this thread's worker, and its lead while no other worker has
     /// taken it.
     static OWN: RefCell<Option<(Arc<Leader>, Arc<OwnedFd>)>> = const { RefCell::new(None) };
-    static TURN: Cell<Option<u64>> = const { Cell::new(None) };
+    static LEAD: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 /// A handler calls this when it is about to wait for a disk, a network or another request: another
 /// worker reads meanwhile. Does nothing on other threads, and nothing the second time.
 pub fn about_to_wait() {
-    if let Some(turn) = TURN.take() {
-        OWN.with_borrow(|own| own.as_ref().map(|(turns, _)| turns.pass(turn)));
+    if let Some(lead) = LEAD.take() {
+        OWN.with_borrow(|own| own.as_ref().map(|(leader, _)| leader.pass(lead)));
     }
 }
 
 /// Must be called when the handler of a request has read another one: it is not blocked by the
 /// first.
 pub(crate) fn went_on() {
-    if let Some(turn) = TURN.take() {
-        TURN.set(OWN.with_borrow(|own| own.as_ref().and_then(|(turns, _)| turns.went_on(turn))));
+    if let Some(lead) = LEAD.take() {
+        LEAD.set(OWN.with_borrow(|own| own.as_ref().and_then(|(leader, _)| leader.went_on(lead))));
     }
 }
 
 /// Waits until `other` is readable or there is a request, for at most `limit`. Returns whether
-/// there is a request. Does not wait without the turn to read it.
+/// there is a request. Does not wait without the lead to read it.
 pub(crate) fn wait_beside(other: BorrowedFd<'_>, limit: Duration) -> bool {
-    let Some(turn) = TURN.take() else { return false };
+    let Some(lead) = LEAD.take() else { return false };
     OWN.with_borrow(|own| {
-        let Some((turns, device)) = own else { return false };
-        let Some(resting) = turns.rests(turn) else { return false };
+        let Some((leader, device)) = own else { return false };
+        let Some(resting) = leader.rests(lead) else { return false };
         let look = |limit: Duration| {
             let mut fds = [PollFd::new(device, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
             let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
@@ -119,8 +119,8 @@ pub(crate) fn wait_beside(other: BorrowedFd<'_>, limit: Duration) -> bool {
             let is_request = fds[0].revents() == PollFlags::IN && fds[1].revents().is_empty();
             (found != Ok(0)).then_some(is_request)
         };
-        let found = turns.patience_beside.poll(POLL_MAX.min(limit), || look(Duration::ZERO)).or_else(|| look(limit));
-        TURN.set(Some(turns.requested(resting)));
+        let found = leader.spin_beside.poll(SPIN_MAX.min(limit), || look(Duration::ZERO)).or_else(|| look(limit));
+        LEAD.set(Some(leader.requested(resting)));
         found == Some(true)
     })
 }
@@ -130,7 +130,7 @@ pub(crate) fn wait_beside(other: BorrowedFd<'_>, limit: Duration) -> bool {
 /// [`about_to_wait`].
 pub(crate) fn has_time() -> bool {
     let is_idle = || OWN.with_borrow(|own| own.as_ref().is_some_and(|(_, device)| is_quiet(device)));
-    let has_time = TURN.get().is_some_and(|turn| turn & GATHERING != 0 || is_idle());
+    let has_time = LEAD.get().is_some_and(|lead| lead & GATHERING != 0 || is_idle());
     if !has_time {
         about_to_wait();
     }
@@ -144,36 +144,36 @@ fn is_quiet(device: &OwnedFd) -> bool {
 }
 
 impl Leader {
-    /// Returns a free turn, for the first worker that comes.
+    /// Returns a free lead, for the first worker that comes.
     pub(crate) fn new() -> Leader {
         Leader { word: AtomicU64::new(FREE), ..Leader::default() }
     }
 
-    /// Waits for the turn. Returns None if this worker is not needed, and should end.
+    /// Waits for the lead. Returns None if this worker is not needed, and should end.
     fn wait(&self) -> Option<u64> {
         let mut waiting = self.waiting.lock();
         waiting.workers.idle += 1;
-        let turn = self.wait_idle(&mut waiting);
+        let lead = self.wait_idle(&mut waiting);
         if waiting.workers.no_longer_idle() {
             self.short.notify_one();
         }
-        turn
+        lead
     }
 
     fn wait_idle(&self, waiting: &mut MutexGuard<'_, Waiting>) -> Option<u64> {
         loop {
             let word = self.word.load(Ordering::SeqCst);
             if word & FREE != 0 {
-                if let Some(turn) = self.take(word) {
-                    return Some(turn);
+                if let Some(lead) = self.take(word) {
+                    return Some(lead);
                 }
             } else if word & HANDLING != 0 && !self.watched.swap(true, Ordering::SeqCst) {
-                let turn = self.watch(waiting);
-                if turn.is_some() {
-                    return turn;
+                let lead = self.watch(waiting);
+                if lead.is_some() {
+                    return lead;
                 }
             } else if waiting.workers.may_end() {
-                // The turn is not free, and another idle worker takes it when it is.
+                // The lead is not free, and another idle worker takes it when it is.
                 return None;
             } else {
                 waiting.sleeping += 1;
@@ -184,18 +184,18 @@ impl Leader {
         }
     }
 
-    /// Takes the turn, if the word is still `word`.
+    /// Takes the lead, if the word is still `word`.
     fn take(&self, word: u64) -> Option<u64> {
-        let turn = (word & !(FREE | HANDLING | GATHERING)) + ONE;
-        self.word.compare_exchange(word, turn, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| turn)
+        let lead = (word & !(FREE | HANDLING | GATHERING)) + ONE;
+        self.word.compare_exchange(word, lead, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| lead)
     }
 
-    /// Watches the holder of the turn, until the turn is taken over, or is free, or no requests
+    /// Watches the holder of the lead, until the lead is taken over, or is free, or no requests
     /// come any more.
     fn watch(&self, waiting: &mut MutexGuard<'_, Waiting>) -> Option<u64> {
         let mut seen = self.word.load(Ordering::SeqCst);
         let (mut look, mut looks_idle) = (LOOK_FIRST, 0);
-        let turn = loop {
+        let lead = loop {
             self.passed.wait_for(waiting, look);
             let word = self.word.load(Ordering::SeqCst);
             if word & FREE != 0 || word == seen && word & HANDLING != 0 {
@@ -213,7 +213,7 @@ impl Leader {
         // Before `wait` reads the word again: a request after that finds no watcher, or `wait` sees
         // it.
         self.watched.store(false, Ordering::SeqCst);
-        turn
+        lead
     }
 
     /// Wakes one of the waiting workers, unless one is coming already.
@@ -227,104 +227,104 @@ impl Leader {
         }
     }
 
-    /// The worker with the turn has read a request.
-    fn requested(&self, turn: u64) -> u64 {
-        let turn = (turn + ONE) | HANDLING;
+    /// The worker with the lead has read a request.
+    fn requested(&self, lead: u64) -> u64 {
+        let lead = (lead + ONE) | HANDLING;
         // No other worker changes the word of a holder that reads.
-        self.word.store(turn, Ordering::SeqCst);
+        self.word.store(lead, Ordering::SeqCst);
         if !self.watched.load(Ordering::SeqCst) {
             self.call();
         }
-        turn
+        lead
     }
 
     /// The holder waits for an event while it handles a request, and reads the next request as soon
-    /// as there is one. Returns None if another worker has the turn meanwhile.
-    fn rests(&self, turn: u64) -> Option<u64> {
-        let resting = turn & !HANDLING;
-        self.word.compare_exchange(turn, resting, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| resting)
+    /// as there is one. Returns None if another worker has the lead meanwhile.
+    fn rests(&self, lead: u64) -> Option<u64> {
+        let resting = lead & !HANDLING;
+        self.word.compare_exchange(lead, resting, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| resting)
     }
 
-    /// Returns whether the holder of the turn takes all available requests.
+    /// Returns whether the holder of the lead takes all available requests.
     fn is_gathering(&self) -> bool {
         self.word.load(Ordering::SeqCst) & (GATHERING | FREE) == GATHERING
     }
 
-    /// Another request was read while one is handled. Returns None if another worker has the turn
+    /// Another request was read while one is handled. Returns None if another worker has the lead
     /// meanwhile.
-    fn went_on(&self, turn: u64) -> Option<u64> {
-        let next = (turn + ONE) | GATHERING;
-        self.word.compare_exchange(turn, next, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| next)
+    fn went_on(&self, lead: u64) -> Option<u64> {
+        let next = (lead + ONE) | GATHERING;
+        self.word.compare_exchange(lead, next, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| next)
     }
 
-    /// The request is handled. Returns None if another worker has the turn meanwhile.
-    fn finished(&self, turn: u64) -> Option<u64> {
-        let reading = turn & !(HANDLING | GATHERING);
-        self.word.compare_exchange(turn, reading, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| reading)
+    /// The request is handled. Returns None if another worker has the lead meanwhile.
+    fn finished(&self, lead: u64) -> Option<u64> {
+        let reading = lead & !(HANDLING | GATHERING);
+        self.word.compare_exchange(lead, reading, Ordering::SeqCst, Ordering::SeqCst).ok().map(|_| reading)
     }
 
-    /// Returns the number of requests, and of changes of the turn, since the session began.
+    /// Returns the number of requests, and of changes of the lead, since the session began.
     pub(crate) fn requests_read(&self) -> u64 {
         self.word.load(Ordering::Relaxed) / ONE + self.read_without.load(Ordering::Relaxed)
     }
 
-    /// Gives the turn up for any worker.
-    fn pass(&self, turn: u64) {
-        let free = (turn & !(HANDLING | GATHERING)) | FREE;
-        if self.word.compare_exchange(turn, free, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+    /// Gives the lead up for any worker.
+    fn pass(&self, lead: u64) {
+        let free = (lead & !(HANDLING | GATHERING)) | FREE;
+        if self.word.compare_exchange(lead, free, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             self.call();
         }
     }
 }
 
-/// A worker's place among those of its session. When dropped, it gives up the turn.
+/// A worker's place among those of its session. When dropped, it gives up the lead.
 pub(crate) struct Place {
-    turns: Arc<Leader>,
+    leader: Arc<Leader>,
     device: Arc<OwnedFd>,
-    turn: Option<u64>,
+    lead: Option<u64>,
 }
 
 impl Place {
     /// Returns the place of this thread, which reads from that device.
-    pub(crate) fn new(turns: &Arc<Leader>, device: &Arc<OwnedFd>) -> Place {
-        OWN.set(Some((turns.clone(), device.clone())));
-        turns.waiting.lock().workers.serving += 1;
-        Place { turns: turns.clone(), device: device.clone(), turn: None }
+    pub(crate) fn new(leader: &Arc<Leader>, device: &Arc<OwnedFd>) -> Place {
+        OWN.set(Some((leader.clone(), device.clone())));
+        leader.waiting.lock().workers.serving += 1;
+        Place { leader: leader.clone(), device: device.clone(), lead: None }
     }
 
-    /// Waits for the turn, unless this worker still has it, or there is enough to do for two: then
+    /// Waits for the lead, unless this worker still has it, or there is enough to do for two: then
     /// sleeping would only cost time. Returns false if this worker is not needed any more, and
     /// should end.
     pub(crate) fn wait(&mut self) -> bool {
-        if self.turn.is_none() && (self.turns.is_gathering() || is_quiet(&self.device)) {
-            self.turn = self.turns.wait();
-            return self.turn.is_some();
+        if self.lead.is_none() && (self.leader.is_gathering() || is_quiet(&self.device)) {
+            self.lead = self.leader.wait();
+            return self.lead.is_some();
         }
         true
     }
 
-    /// Returns the spin budget for waiting for the next request, if this worker has the turn.
-    pub(crate) fn patience(&self) -> Option<&Patience> {
-        self.turn.is_some().then_some(&self.turns.patience)
+    /// Returns the spin budget for waiting for the next request, if this worker has the lead.
+    pub(crate) fn spin(&self) -> Option<&AdaptiveSpin> {
+        self.lead.is_some().then_some(&self.leader.spin)
     }
 
     /// A request was read, and `handle` handles it.
     pub(crate) fn while_handling(&mut self, handle: impl FnOnce()) {
-        match self.turn.take() {
-            Some(turn) => TURN.set(Some(self.turns.requested(turn))),
-            None => drop(self.turns.read_without.fetch_add(1, Ordering::Relaxed)),
+        match self.lead.take() {
+            Some(lead) => LEAD.set(Some(self.leader.requested(lead))),
+            None => drop(self.leader.read_without.fetch_add(1, Ordering::Relaxed)),
         }
         handle();
-        self.turn = TURN.take().and_then(|turn| self.turns.finished(turn));
+        self.lead = LEAD.take().and_then(|lead| self.leader.finished(lead));
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Some(turn) = TURN.take().or(self.turn) {
-            self.turns.pass(turn);
+        if let Some(lead) = LEAD.take().or(self.lead) {
+            self.leader.pass(lead);
         }
-        self.turns.waiting.lock().workers.serving -= 1;
+        self.leader.waiting.lock().workers.serving -= 1;
         OWN.set(None);
     }
 }
@@ -358,7 +358,7 @@ mod tests {
         /// [`about_to_wait`], or not.
         WaitsFor {
             served: usize,
-            says_so: bool,
+            announces: bool,
         },
     }
 
@@ -396,19 +396,19 @@ mod tests {
 
         /// Returns by how many different threads the requests were handled.
         fn serve(self: &Arc<Kernel>, workers: usize) -> thread::JoinHandle<usize> {
-            let turns = Arc::new(Leader::new());
+            let leader = Arc::new(Leader::new());
             let serve = {
                 let kernel = self.clone();
                 move || {
-                    let mut place = Place::new(&turns, &device());
+                    let mut place = Place::new(&leader, &device());
                     let mut busy = false;
                     loop {
                         assert!(place.wait());
                         let Some(task) = kernel.read() else { return busy };
                         busy = true;
                         place.while_handling(|| {
-                            if let Task::WaitsFor { served, says_so } = task {
-                                if says_so {
+                            if let Task::WaitsFor { served, announces } = task {
+                                if announces {
                                     about_to_wait();
                                 }
                                 kernel.wait_until_served(served);
@@ -441,9 +441,9 @@ mod tests {
 
     /// All workers but one are held up by requests that wait for the last one.
     #[test]
-    fn who_waits_for_another_request_finds_a_worker() {
+    fn requests_that_wait_for_others_find_a_worker() {
         const WORKERS: usize = 6;
-        for says_so in [true, false] {
+        for announces in [true, false] {
             for round in 0..50 {
                 let kernel = Arc::new(Kernel::default());
                 let workers = kernel.serve(WORKERS);
@@ -452,7 +452,7 @@ mod tests {
                 // Each task waits for all that come behind it.
                 let held_up = WORKERS - 1;
                 for _ in 0..held_up {
-                    kernel.push(Task::WaitsFor { served: before + 1, says_so });
+                    kernel.push(Task::WaitsFor { served: before + 1, announces });
                 }
                 kernel.push(Task::Quick);
                 kernel.wait_until_served(before + held_up + 1);
@@ -463,47 +463,47 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_something_else_hears_of_requests() {
-        let (turns, device, other) = (Arc::new(Leader::new()), device(), device());
+    fn a_worker_that_waits_for_another_event_gets_requests() {
+        let (leader, device, other) = (Arc::new(Leader::new()), device(), device());
         let wait = |limit_ms| wait_beside(other.as_fd(), Duration::from_millis(limit_ms));
         assert!(!wait(60_000), "a worker without the turn does not wait");
-        let mut place = Place::new(&turns, &device);
+        let mut place = Place::new(&leader, &device);
         place.wait();
         place.while_handling(|| {
             assert!(!wait(1), "there is nothing");
             rustix::io::write(&device, &1u64.to_ne_bytes()).unwrap();
             assert!(wait(60_000));
-            assert!(!turns.is_gathering());
+            assert!(!leader.is_gathering());
             went_on();
-            assert!(wait(60_000) && turns.is_gathering() && has_time());
+            assert!(wait(60_000) && leader.is_gathering() && has_time());
             rustix::io::write(&other, &1u64.to_ne_bytes()).unwrap();
             assert!(!wait(60_000), "the other descriptor comes first");
-            assert!(turns.is_gathering() && turns.word.load(Ordering::SeqCst) & HANDLING != 0);
+            assert!(leader.is_gathering() && leader.word.load(Ordering::SeqCst) & HANDLING != 0);
         });
-        assert!(!turns.is_gathering() && place.turn.is_some());
+        assert!(!leader.is_gathering() && place.lead.is_some());
         place.while_handling(|| {
             assert!(!has_time(), "a request waits, and this one takes none");
-            went_on(); // No worker has the turn: nothing happens.
-            assert!(!wait(60_000) && !turns.is_gathering());
+            went_on(); // No worker has the lead: nothing happens.
+            assert!(!wait(60_000) && !leader.is_gathering());
         });
     }
 
     #[test]
-    fn the_turn_of_one_who_is_gone_is_free() {
-        let turns = Arc::new(Leader::new());
+    fn the_lead_of_a_worker_that_ended_is_free() {
+        let leader = Arc::new(Leader::new());
         for _ in 0..2 {
-            let turns = turns.clone();
+            let leader = leader.clone();
             let worker = thread::spawn(move || {
-                let mut place = Place::new(&turns, &device());
+                let mut place = Place::new(&leader, &device());
                 place.wait();
                 place.while_handling(|| panic!("beyond what a session catches"));
             });
             assert!(worker.join().is_err());
         }
-        let mut place = Place::new(&turns, &device());
+        let mut place = Place::new(&leader, &device());
         place.wait();
-        assert!(place.turn.is_some());
+        assert!(place.lead.is_some());
         drop(place);
-        about_to_wait(); // No worker has the turn: nothing happens.
+        about_to_wait(); // No worker has the lead: nothing happens.
     }
 }

@@ -12,7 +12,7 @@
 //!   a [`Filesystem`].
 //! - `leader`: selects the worker that reads requests (the leader); [`about_to_wait`].
 //! - `admission`: limits the number of workers that the requests of one user may hold.
-//! - `demand`: the number of workers that a session needs.
+//! - `workforce`: the number of workers that a session needs.
 //! - `notify`: messages to the kernel that are not answers.
 //! - [`backing`]: backing files that the kernel reads and writes by itself.
 //! - [`mounting`]: making and ending the mount.
@@ -25,7 +25,6 @@ pub mod abi;
 mod admission;
 pub mod backing;
 mod buffer;
-mod demand;
 mod later;
 mod leader;
 mod more;
@@ -34,9 +33,9 @@ mod notify;
 pub mod reply;
 pub mod request;
 pub mod session;
+mod workforce;
 
 pub use admission::{Class, DEFERRED_BYTES_MAX, DEFERRED_MAX, RESERVED_WORKERS};
-pub use demand::Demand;
 pub use later::{PAUSE_FIRST, PAUSE_MAX, PUT_OFF_MAX, put_off};
 pub use leader::about_to_wait;
 pub use more::More;
@@ -44,5 +43,6 @@ pub use notify::Notifier;
 pub use reply::Reply;
 pub use request::{DecodeError, Operation, Request};
 pub use session::{Filesystem, Negotiated, Served, Session, Wish, Worker};
+pub use workforce::WorkforceChange;
 
 pub use rustix::io::Errno;

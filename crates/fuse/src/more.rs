@@ -21,7 +21,7 @@ pub struct More<'a> {
     leave: &'a AtomicBool,
     buffer: &'a mut [u8],
     /// The length in bytes of a request that was read and is not a READ. It is handled next.
-    pub(crate) kept: Option<usize>,
+    pub(crate) next_len: Option<usize>,
 }
 
 impl<'a> More<'a> {
@@ -34,7 +34,7 @@ impl<'a> More<'a> {
         capabilities: u64,
         buffer: &'a mut [u8],
     ) -> More<'a> {
-        More { device, admission, filesystem, capabilities, leave, buffer, kept: None }
+        More { device, admission, filesystem, capabilities, leave, buffer, next_len: None }
     }
 
     /// For a READ that was deferred: no other READ is taken.
@@ -44,7 +44,7 @@ impl<'a> More<'a> {
         filesystem: &'a dyn Filesystem,
         leave: &'a AtomicBool,
     ) -> More<'a> {
-        More { device, admission, filesystem, capabilities: 0, leave, buffer: &mut [], kept: Some(0) }
+        More { device, admission, filesystem, capabilities: 0, leave, buffer: &mut [], next_len: Some(0) }
     }
 
     /// The worker is about to wait for a disk, a network or another request: another worker reads
@@ -85,12 +85,12 @@ impl<'a> More<'a> {
     /// there is a request. Does not wait if another worker reads requests meanwhile, or if the
     /// request that was read last must be handled first.
     pub fn wait_beside(&self, other: BorrowedFd<'_>, limit: Duration) -> bool {
-        self.kept.is_none() && !self.leave.load(Ordering::Acquire) && leader::wait_beside(other, limit)
+        self.next_len.is_none() && !self.leave.load(Ordering::Acquire) && leader::wait_beside(other, limit)
     }
 
     /// Returns the next request if it is a READ. Does not wait.
     pub fn next_read(&mut self) -> Option<(Request<'static>, Reply<'a>)> {
-        if self.kept.is_some() || self.leave.load(Ordering::Acquire) {
+        if self.next_len.is_some() || self.leave.load(Ordering::Acquire) {
             return None;
         }
         // A request that was taken back, or a signal, also ends it. All other errors will still be
@@ -98,7 +98,7 @@ impl<'a> More<'a> {
         let len = rustix::io::read(&**self.device, &mut *self.buffer).ok().filter(|len| *len > 0)?;
         let request = Request::decode(&self.buffer[..len], self.capabilities);
         let Ok(Request { header, operation: Operation::Read(args), .. }) = request else {
-            self.kept = Some(len);
+            self.next_len = Some(len);
             return None;
         };
         leader::went_on();

@@ -8,13 +8,13 @@
 use crate::abi::{self, init};
 use crate::admission::{self, Admission, Class, Deferred, Who};
 use crate::buffer::Buffer;
-use crate::demand::{Demand, Starting};
 use crate::later;
 use crate::leader::{self, Leader, Place};
 use crate::more::{More, a_read};
 use crate::notify::Notifier;
 use crate::reply::Reply;
 use crate::request::{self, Operation, Request};
+use crate::workforce::{Starting, WorkforceChange};
 use crate::{Errno, mounting};
 use rustix::event::{PollFd, PollFlags};
 use std::io;
@@ -23,7 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use sync::polling::{POLL_MAX, Patience};
+use sync::spinning::{AdaptiveSpin, SPIN_MAX};
 
 /// The largest WRITE and READ, in bytes. The kernel's own limit is 256 pages.
 pub const IO_BYTES_MAX: usize = 1 << 20;
@@ -107,7 +107,7 @@ pub struct Session {
     device: Arc<OwnedFd>,
     negotiated: Negotiated,
     leave: Arc<AtomicBool>,
-    turns: Arc<Leader>,
+    leader: Arc<Leader>,
     admission: Arc<Admission>,
 }
 
@@ -116,7 +116,7 @@ impl Session {
     pub fn negotiate(device: OwnedFd, wish: Wish) -> io::Result<Session> {
         let mut buffer = Buffer::new(REQUEST_BUFFER_BYTES)?;
         loop {
-            let len = read_request(&device, &mut buffer, &AtomicBool::new(false), Some(&Patience::default()))?;
+            let len = read_request(&device, &mut buffer, &AtomicBool::new(false), Some(&AdaptiveSpin::default()))?;
             let request = Request::decode(&buffer[..len], 0).map_err(io::Error::other)?;
             let reply = Reply::new(device.as_fd(), request.header.unique);
             let Operation::Init { args, flags2 } = request.operation else {
@@ -169,7 +169,7 @@ impl Session {
             device: Arc::new(device),
             negotiated,
             leave: Arc::default(),
-            turns: Arc::new(Leader::new()),
+            leader: Arc::new(Leader::new()),
             admission: Arc::new(Admission::new(0)),
         }
     }
@@ -235,7 +235,7 @@ impl Session {
 
     /// If set, every worker ends before it reads another request. A signal must interrupt a worker
     /// that waits for a request, again and again while [`Worker::reading`] is set. Workers that
-    /// wait to become the leader get the turn from workers that end.
+    /// wait to become the leader get the lead from workers that end.
     pub fn leave(&self) -> &Arc<AtomicBool> {
         &self.leave
     }
@@ -257,18 +257,18 @@ impl Session {
 
     /// Waits for a change in the number of workers that are needed, for at most `period`: one more
     /// if all are blocked and `can_grow` is set, or fewer. One thread may wait.
-    pub fn demand(&self, period: Duration, can_grow: bool) -> Demand {
-        self.turns.demand(period, can_grow)
+    pub fn workforce_change(&self, period: Duration, can_grow: bool) -> WorkforceChange {
+        self.leader.workforce_change(period, can_grow)
     }
 
     /// Makes `count` idle workers end ([`Served::Retired`]), but never the last one.
     pub fn retire(&self, count: usize) {
-        self.turns.retire(count);
+        self.leader.retire(count);
     }
 
-    /// Ends [`Session::demand`] for good.
-    pub fn close_demand(&self) {
-        self.turns.close();
+    /// Ends [`Session::workforce_change`] for good.
+    pub fn close_workforce(&self) {
+        self.leader.close();
     }
 
     /// Returns a worker with a descriptor of its own, so workers do not share the kernel's queue of
@@ -307,14 +307,14 @@ impl Session {
         // instead of sending it again.
         request.populate();
         Ok(Worker {
-            starting: Some(Starting::new(&self.turns)),
+            starting: Some(Starting::new(&self.leader)),
             device,
             capabilities: self.negotiated.capabilities,
             request,
             scratch: Buffer::new(IO_BYTES_MAX + PAGE_BYTES)?,
             reading: Arc::default(),
             leave: self.leave.clone(),
-            turns: self.turns.clone(),
+            leader: self.leader.clone(),
             admission: self.admission.clone(),
         })
     }
@@ -330,7 +330,7 @@ pub struct Worker {
     scratch: Buffer,
     reading: Arc<AtomicBool>,
     leave: Arc<AtomicBool>,
-    turns: Arc<Leader>,
+    leader: Arc<Leader>,
     admission: Arc<Admission>,
 }
 
@@ -349,12 +349,12 @@ impl Worker {
 
     /// Serves until the mount is gone or the worker must leave, neither of which is an error.
     pub fn serve(&mut self, filesystem: &dyn Filesystem) -> io::Result<Served> {
-        let mut place = Place::new(&self.turns, &self.device);
+        let mut place = Place::new(&self.leader, &self.device);
         drop(self.starting.take());
         admission::begin(&self.admission);
-        let mut kept = None;
+        let mut next_len = None;
         loop {
-            let read = match kept.take() {
+            let read = match next_len.take() {
                 Some(len) => Ok(len),
                 None => {
                     if !place.wait() {
@@ -362,7 +362,7 @@ impl Worker {
                     }
                     self.reading.store(true, Ordering::Release);
                     let buffer = &mut self.request[REQUEST_START..];
-                    let read = read_request(&self.device, buffer, &self.leave, place.patience());
+                    let read = read_request(&self.device, buffer, &self.leave, place.spin());
                     self.reading.store(false, Ordering::Release);
                     read
                 }
@@ -376,9 +376,9 @@ impl Worker {
                 Err(Errno::AGAIN) => continue,
                 Err(errno) => return Err(errno.into()),
             };
-            kept = self.serve_one(len, &mut place, filesystem);
+            next_len = self.serve_one(len, &mut place, filesystem);
             // Deferred requests come after requests that were read ahead.
-            while kept.is_none()
+            while next_len.is_none()
                 && let Some(deferred) = self.admission.next()
             {
                 self.serve_deferred(deferred, &mut place, filesystem);
@@ -403,7 +403,7 @@ impl Worker {
                 let handle = AssertUnwindSafe(|| filesystem.read(a_read(header, args), reply, &mut more, scratch));
                 place.while_handling(|| drop(catch_unwind(handle)));
                 admission::handled();
-                return more.kept;
+                return more.next_len;
             }
             Ok(request) => {
                 let class = filesystem.class(&request);
@@ -469,14 +469,14 @@ fn cannot_fail(request: &Request<'_>) -> bool {
     }
 }
 
-/// Reads one request. If there is none, waits if `patience` is set. Only one worker should wait,
+/// Reads one request. If there is none, waits if `spin` is set. Only one worker should wait,
 /// because the kernel wakes all that do (fs/fuse/dev.c, fuse_dev_poll). Returns ECANCELED when
 /// `leave` is set.
 fn read_request(
     device: &OwnedFd,
     buffer: &mut [u8],
     leave: &AtomicBool,
-    patience: Option<&Patience>,
+    spin: Option<&AdaptiveSpin>,
 ) -> Result<usize, Errno> {
     let mut look = || {
         loop {
@@ -490,9 +490,9 @@ fn read_request(
             }
         }
     };
-    let Some(patience) = patience else { return look() };
+    let Some(spin) = spin else { return look() };
     let mut there = || Some(look()).filter(|read| *read != Err(Errno::AGAIN));
-    if let Some(read) = there().or_else(|| patience.poll(POLL_MAX, &mut there)) {
+    if let Some(read) = there().or_else(|| spin.poll(SPIN_MAX, &mut there)) {
         return read;
     }
     loop {

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_heard_later_counts_and_memory_is_bounded() {
+    fn later_reports_count_and_memory_is_bounded() {
         let mut map = FileMap::default();
         map.learn(0, PAGE, &[extent(0, 10 * PAGE, 4 * PAGE)]);
         assert!(!map.knows(1));

@@ -100,7 +100,7 @@ pub struct Config {
 pub struct Stop {
     is_wanted: AtomicBool,
     lock: Mutex<()>,
-    told: Condvar,
+    changed: Condvar,
 }
 
 impl Stop {
@@ -108,7 +108,7 @@ impl Stop {
     pub fn request(&self) {
         self.is_wanted.store(true, Relaxed);
         let _lock = self.lock.lock();
-        self.told.notify_all();
+        self.changed.notify_all();
     }
 
     fn is_wanted(&self) -> bool {
@@ -118,7 +118,7 @@ impl Stop {
     /// Waits for this time, or until the stop is requested.
     fn wait(&self, time: Duration) {
         let mut lock = self.lock.lock();
-        self.told.wait_while_for(&mut lock, |()| !self.is_wanted(), time);
+        self.changed.wait_while_for(&mut lock, |()| !self.is_wanted(), time);
     }
 }
 
@@ -444,7 +444,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_is_told_of_what_was_read_and_stays() {
+    fn the_host_is_notified_of_pages_that_stay() {
         let mut held = Held::default();
         let key = InodeKey { inode: 7, generation: 1 };
         let start = Instant::now();

@@ -318,12 +318,12 @@ fn extents(file: impl AsFd, start: u64, end: u64) -> io::Result<(u64, Vec<Extent
         len: extent.length,
         is_plain: extent.flags & NOT_PLAIN == 0,
     });
-    let told = match found.last() {
+    let known = match found.last() {
         // There may be more extents.
         Some(last) if found.len() == CALL_EXTENTS && last.flags & FIEMAP_EXTENT_LAST == 0 => {
             last.logical.saturating_add(last.length).min(end)
         }
         _ => end,
     };
-    Ok((told.max(start), list.filter(|extent| extent.logical.checked_add(extent.len).is_some()).collect()))
+    Ok((known.max(start), list.filter(|extent| extent.logical.checked_add(extent.len).is_some()).collect()))
 }

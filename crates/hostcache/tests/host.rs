@@ -23,7 +23,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 const PAGES: usize = 256;
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 fn can_run(test: &str) -> bool {
     if rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists() {
@@ -52,16 +52,16 @@ impl Images {
 
     fn try_start(test: &str, guests: Vec<Guest>, change: impl FnOnce(&mut Config)) -> Result<Images, Problem> {
         let scratch = Scratch::new(test).unwrap();
-        let (below, at) = (scratch.directory("below").unwrap(), scratch.directory("at").unwrap());
+        let (backing, at) = (scratch.directory("below").unwrap(), scratch.directory("at").unwrap());
         for guest in &guests {
             let bytes: Vec<u8> = (0..PAGES).flat_map(|index| page_of(index, 0)).collect();
-            fs::write(below.join(&guest.image), bytes).unwrap();
+            fs::write(backing.join(&guest.image), bytes).unwrap();
         }
-        let images: Vec<_> = guests.iter().map(|guest| below.join(&guest.image)).collect();
-        assert!(testbed::wait_until_aged(&images, PATIENCE), "what is being written is not believed");
-        fs::write(below.join("other.qcow2"), b"QFI\xfb and more").unwrap();
+        let images: Vec<_> = guests.iter().map(|guest| backing.join(&guest.image)).collect();
+        assert!(testbed::wait_until_aged(&images, WAIT_MAX), "what is being written is not believed");
+        fs::write(backing.join("other.qcow2"), b"QFI\xfb and more").unwrap();
         let borrower = |_| Borrower::start(borrower::Config { has_guests: true, ..borrower::Config::default() }, None);
-        let mount = Arc::new(Mount::start(mount::Config::new(below, at), borrower).unwrap());
+        let mount = Arc::new(Mount::start(mount::Config::new(backing, at), borrower).unwrap());
         let mut config = Config { guests, placing: Placing::Clean, keeps: false, pages_max: None };
         change(&mut config);
         let listener = Listener::bind(&Address::Unix(scratch.path().join("socket"))).unwrap();
@@ -83,7 +83,7 @@ impl Images {
         cached_pages(&self.path(name), (PAGES * PAGE_SIZE) as u64).unwrap()
     }
 
-    fn below_pages(&self) -> u64 {
+    fn backing_pages(&self) -> u64 {
         self.mount.borrower().metrics().below_pages.get()
     }
 }
@@ -117,14 +117,14 @@ struct Says {
 
 impl Says {
     fn connect(images: &Images, key: Option<&PoolKey>) -> Result<Says, String> {
-        let stream = Address::Unix(images.scratch.path().join("socket")).connect(PATIENCE).unwrap();
+        let stream = Address::Unix(images.scratch.path().join("socket")).connect(WAIT_MAX).unwrap();
         stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
         let mut says = Says { stream, channel: Channel::plain(), reader: FrameReader::new(), request: 0 };
         let mut out = Outgoing::default();
         if let Some(key) = key {
             let (handshake, first) = Handshake::begin(key).unwrap();
             out.push(&says.channel, Kind::Handshake1, wire::PROTOCOL.into(), &first).unwrap();
-            send(&says.stream, out.bytes(), PATIENCE).unwrap();
+            send(&says.stream, out.bytes(), WAIT_MAX).unwrap();
             let answer = says.next(Kind::Handshake2)?;
             says.channel = handshake.finish(&answer).unwrap();
             says.reader.open_with(says.channel.clone());
@@ -133,14 +133,14 @@ impl Says {
         let (protocol, role) = (U32::new(wire::PROTOCOL), U32::new(wire::ROLE_GUEST));
         out.push(&says.channel, Kind::Hello, 0, &Hello { magic: wire::MAGIC, protocol, role, session: [1; 16] })
             .unwrap();
-        send(&says.stream, out.bytes(), PATIENCE).unwrap();
+        send(&says.stream, out.bytes(), WAIT_MAX).unwrap();
         says.next(Kind::Welcome)?;
         Ok(says)
     }
 
     fn next(&mut self, wanted: Kind) -> Result<Vec<u8>, String> {
         let frame =
-            self.reader.next(&self.stream, Instant::now() + PATIENCE, |_| true).map_err(|broken| broken.to_string())?;
+            self.reader.next(&self.stream, Instant::now() + WAIT_MAX, |_| true).map_err(|broken| broken.to_string())?;
         if frame.kind == Kind::Refused {
             return Err(Refused::read_from_bytes(frame.body).unwrap().text());
         }
@@ -152,7 +152,7 @@ impl Says {
     /// machine stood still are sent once more.
     fn demote(&mut self, pages: &[(usize, [u8; PAGE_SIZE])]) -> Vec<Fate> {
         let mut fates = self.demote_once(pages);
-        let all_came = wait_until(PATIENCE, || {
+        let all_came = wait_until(WAIT_MAX, || {
             let missed = |fate: &Fate| *fate == Fate::Missed;
             let Some(at) = fates.iter().position(missed) else { return true };
             fates[at] = self.demote_once(&pages[at..at + 1])[0];
@@ -175,7 +175,7 @@ impl Says {
             let mut out = Outgoing::default();
             out.begin(&self.channel).extend_from_slice(&items);
             out.end(&self.channel, &Header::new(Kind::Demote, pages.len(), items.len(), self.request)).unwrap();
-            send(&self.stream, out.bytes(), PATIENCE).unwrap();
+            send(&self.stream, out.bytes(), WAIT_MAX).unwrap();
             fates.extend(self.next(Kind::Demoted).unwrap().iter().map(|byte| Fate::from_wire(*byte).unwrap()));
         }
         fates
@@ -187,7 +187,7 @@ impl Says {
         let mut out = Outgoing::default();
         out.begin(&self.channel).extend_from_slice(span.as_bytes());
         out.end(&self.channel, &Header::new(Kind::Held, 1, size_of::<PageSpan>(), 0)).unwrap();
-        send(&self.stream, out.bytes(), PATIENCE).unwrap();
+        send(&self.stream, out.bytes(), WAIT_MAX).unwrap();
     }
 }
 
@@ -210,7 +210,7 @@ fn what_the_image_holds_is_cached_and_nothing_else() {
     (0..PAGES).for_each(|index| assert!(read(&file, index) == page_of(index, 0)));
     evict(&file);
     assert_eq!(images.cached("disk"), 0);
-    let below = images.below_pages();
+    let backing = images.backing_pages();
     let good: Vec<_> = (0..PAGES).step_by(3).map(|index| (index, page_of(index, 0))).collect();
     assert_eq!(guest.demote(&good), vec![Fate::Stored; good.len()]);
     assert_eq!(images.cached("disk"), good.len() as u64, "these and no others");
@@ -225,14 +225,14 @@ fn what_the_image_holds_is_cached_and_nothing_else() {
         [Fate::Unknown; 3]
     );
     good.iter().for_each(|(index, page)| assert!(read(&file, *index) == *page));
-    assert_eq!(images.below_pages(), below, "nothing was read below");
+    assert_eq!(images.backing_pages(), backing, "nothing was read below");
 
     // The host drops pages that the guest has read again.
     guest.held(0, 4);
     assert_eq!(guest.demote(&[]), []);
-    assert!(wait_until(PATIENCE, || images.host.status()[0].held_pages == 4));
+    assert!(wait_until(WAIT_MAX, || images.host.status()[0].held_pages == 4));
     assert_eq!(images.cached("disk"), good.len() as u64 - 2);
-    assert!(wait_until(PATIENCE, || images.host.status()[0].placed_pages == good.len() as u64 - 2));
+    assert!(wait_until(WAIT_MAX, || images.host.status()[0].placed_pages == good.len() as u64 - 2));
     let status = images.host.status().remove(0);
     assert_eq!((status.hit_pages, status.placed_pages, status.connected), (2, good.len() as u64 - 2, true));
     assert_eq!(
@@ -275,8 +275,8 @@ fn a_page_that_was_written_is_known_as_it_was_written() {
     evict(&file);
     assert_eq!(guest.demote(&[(10, page_of(10, 5)), (11, page_of(11, 5))]), [Fate::Unknown, Fate::Stored]);
     assert!(read(&file, 10) == [0; PAGE_SIZE]);
-    let below = File::options().write(true).open(images.scratch.path().join("below/disk")).unwrap();
-    below.write_all_at(&page_of(11, 9), 11 * PAGE_SIZE as u64).unwrap();
+    let backing = File::options().write(true).open(images.scratch.path().join("below/disk")).unwrap();
+    backing.write_all_at(&page_of(11, 9), 11 * PAGE_SIZE as u64).unwrap();
     evict(&file);
     images.image("disk");
     assert_eq!(guest.demote(&[(11, page_of(11, 5)), (12, page_of(12, 5))]), [Fate::Unknown; 2]);
@@ -299,11 +299,11 @@ fn the_papers_way_writes_what_is_there() {
     assert_eq!(images.cached("disk"), 1);
     assert_ne!(fs::metadata(images.scratch.path().join("below/disk")).unwrap().modified().unwrap(), before);
     // An external change is not overwritten.
-    let below = File::options().write(true).open(images.scratch.path().join("below/disk")).unwrap();
-    below.write_all_at(&page_of(9, 7), 9 * PAGE_SIZE as u64).unwrap();
+    let backing = File::options().write(true).open(images.scratch.path().join("below/disk")).unwrap();
+    backing.write_all_at(&page_of(9, 7), 9 * PAGE_SIZE as u64).unwrap();
     assert_eq!(guest.demote(&[(9, page_of(9, 0))]), [Fate::Differs]);
     assert!(fs::read(images.scratch.path().join("below/disk")).unwrap()[9 * PAGE_SIZE..][..PAGE_SIZE] == page_of(9, 7));
-    below.write_all_at(&page_of(9, 0), 9 * PAGE_SIZE as u64).unwrap();
+    backing.write_all_at(&page_of(9, 0), 9 * PAGE_SIZE as u64).unwrap();
     images.image("disk");
     (0..PAGES).for_each(|index| assert!(read(&file, index) == page_of(index, 0)));
 }
@@ -334,7 +334,7 @@ fn a_limit_takes_the_oldest_away_and_copies_may_stay() {
     let cached = images.cached("disk");
     assert!(cached <= 40, "{cached}");
     guest.held(PAGES - 10, 10);
-    assert!(wait_until(PATIENCE, || images.host.status()[0].hit_pages == 10), "{:?}", images.host.status());
+    assert!(wait_until(WAIT_MAX, || images.host.status()[0].hit_pages == 10), "{:?}", images.host.status());
     assert_eq!(images.cached("disk"), cached, "they stay");
     assert!(images.host.status()[0].limited_pages >= PAGES as u64 - 40);
 }
@@ -389,12 +389,12 @@ fn no_page_hides_what_was_written() {
             })
             .collect();
         let (images, ended) = (&images, &ended);
-        let liar = scope.spawn(move || {
+        let byzantine = scope.spawn(move || {
             let mut guest = Says::connect(images, None).unwrap();
             let mut random = Rng::with_seed(!seed);
             let mut stored = 0;
             let begun = Instant::now();
-            while stored < STORED_MIN && begun.elapsed() < PATIENCE {
+            while stored < STORED_MIN && begun.elapsed() < WAIT_MAX {
                 let mut page = || {
                     let index = random.usize(..HOT_PAGES * WRITERS);
                     (index, page_of(index, random.u8(..3)))
@@ -408,7 +408,7 @@ fn no_page_hides_what_was_written() {
             ended.store(true, Ordering::Relaxed);
             stored
         });
-        let stored = liar.join().unwrap_or(0);
+        let stored = byzantine.join().unwrap_or(0);
         ended.store(true, Ordering::Relaxed);
         writers.into_iter().for_each(|writer| writer.join().unwrap());
         stored
@@ -436,8 +436,8 @@ fn a_guest_has_its_own_image_and_no_other() {
     let mut two = Says::connect(&images, Some(&keys[1])).unwrap();
     assert_eq!(two.demote(&[(5, page_of(5, 0))]), [Fate::Stored]);
     assert_eq!((images.cached("one"), images.cached("two")), (0, 1));
-    for stranger in [None, Some(&PoolKey::new([3; 32]))] {
-        let Err(refusal) = Says::connect(&images, stranger) else { panic!("a stranger is welcome") };
+    for unauthenticated in [None, Some(&PoolKey::new([3; 32]))] {
+        let Err(refusal) = Says::connect(&images, unauthenticated) else { panic!("a stranger is welcome") };
         assert!(refusal.contains("key"), "{refusal}");
     }
     // The newest connection is the guest's.
@@ -447,11 +447,11 @@ fn a_guest_has_its_own_image_and_no_other() {
     let status = images.host.status();
     assert_eq!((status[0].connected, status[1].connected, status[1].connects), (false, true, 2));
     drop(again);
-    assert!(wait_until(PATIENCE, || !images.host.status()[1].connected));
+    assert!(wait_until(WAIT_MAX, || !images.host.status()[1].connected));
 }
 
 #[test]
-fn what_cannot_be_served_is_told() {
+fn pages_that_cannot_be_served_are_reported() {
     let test = "what_cannot_be_served_is_told";
     if !can_run(test) {
         return;

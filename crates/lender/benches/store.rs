@@ -2,7 +2,7 @@
 //! gets and misses. The pages are too many for the processor's caches, as they are in earnest.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use lender::store::{Got, Key, Owner, Store};
+use lender::store::{GetResult, Key, Store, Tenant};
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 use std::hint::black_box;
 
@@ -14,45 +14,46 @@ fn key(index: u32, version: u64) -> Key {
 }
 
 /// A store that is full.
-fn full() -> (Store, Owner) {
+fn full() -> (Store, Tenant) {
     let mut store = Store::new(PAGES).expect("address space");
-    store.set_headroom_pages(u64::MAX);
-    let owner = store.add_owner().expect("the first owner");
+    store.set_available_pages(u64::MAX);
+    let tenant = store.add_tenant().expect("the first tenant");
     for index in 0..PAGES {
-        assert!(store.put(owner, key(index, 1), 0, &[index as u8 | 1; PAGE_SIZE]));
+        assert!(store.put(tenant, key(index, 1), 0, &[index as u8 | 1; PAGE_SIZE]));
     }
-    store.settle();
-    (store, owner)
+    store.mark_reclaimable();
+    (store, tenant)
 }
 
 fn store(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("store");
-    let (mut store, owner) = full();
+    let (mut store, tenant) = full();
     let mut random = fastrand::Rng::with_seed(1);
     let page = [1; PAGE_SIZE];
     let mut got_page = Vec::new();
     group.bench_function("get", |bencher| {
         bencher.iter(|| {
             got_page.clear();
-            let got = store.get(owner, key(random.u32(..PAGES), 1), false, black_box(&mut got_page));
-            assert!(matches!(got, Got::Page { .. }));
+            let got = store.get(tenant, key(random.u32(..PAGES), 1), false, black_box(&mut got_page));
+            assert!(matches!(got, GetResult::Page { .. }));
         });
     });
     group.bench_function("get/miss", |bencher| {
-        bencher.iter(|| assert_eq!(store.get(owner, key(random.u32(PAGES..), 1), false, &mut got_page), Got::Miss));
+        bencher
+            .iter(|| assert_eq!(store.get(tenant, key(random.u32(PAGES..), 1), false, &mut got_page), GetResult::Miss));
     });
     let mut version = 1;
     group.bench_function("put/replacing", |bencher| {
         bencher.iter(|| {
             version += 1;
-            assert!(store.put(owner, key(random.u32(..PAGES), version), 0, black_box(&page)));
+            assert!(store.put(tenant, key(random.u32(..PAGES), version), 0, black_box(&page)));
         });
     });
     let mut next = PAGES;
     group.bench_function("put/evicting", |bencher| {
         bencher.iter(|| {
             next = next.wrapping_add(1);
-            assert!(store.put(owner, key(next, 1), 0, black_box(&page)));
+            assert!(store.put(tenant, key(next, 1), 0, black_box(&page)));
         });
     });
     group.finish();

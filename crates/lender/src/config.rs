@@ -1,6 +1,6 @@
 //! Configuration of a lender, and the errors at its start.
 
-use crate::headroom::Memory;
+use crate::available_memory::Memory;
 use crate::rate_limit::Limits;
 use crate::store::CAPACITY_PAGES_MAX;
 use page::PAGE_SIZE;

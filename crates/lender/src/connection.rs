@@ -6,11 +6,11 @@
 //! protocol ends the connection. The store is locked for a few pages at a time, and never during
 //! I/O.
 
+use crate::in_flight_put::InFlightPut;
 use crate::rate_limit::Cost;
-use crate::receipt::Receipt;
 use crate::sessions::{Joined, Name};
 use crate::shared::Shared;
-use crate::store::{Got, Key};
+use crate::store::{GetResult, Key};
 use page::PAGE_SIZE;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -65,7 +65,7 @@ impl Connection {
 
     /// Executes a frame, and appends the answer to `out`.
     pub fn answer(&mut self, frame: &Frame<'_>, now: Instant, out: &mut Outgoing) -> Result<(), ConnectionError> {
-        self.joined.heard.note(now);
+        self.joined.last_received.note(now);
         self.cost.bytes += (size_of::<Header>() + frame.body.len()) as u64;
         let request = frame.header.request.get();
         let understood = match frame.kind {
@@ -92,38 +92,38 @@ impl Connection {
     }
 
     /// Reserves slots for the pages of a Put whose head has arrived.
-    pub fn begin_put(&mut self, head: &Frame<'_>, now: Instant) -> Result<Receipt, ConnectionError> {
-        self.joined.heard.note(now);
+    pub fn begin_put(&mut self, head: &Frame<'_>, now: Instant) -> Result<InFlightPut, ConnectionError> {
+        self.joined.last_received.note(now);
         self.cost.bytes += (size_of::<Header>() as u64) + u64::from(head.header.body_bytes.get());
         let items = <[PutItem]>::ref_from_bytes(head.body).map_err(|_| ConnectionError::Unexpected(head.kind))?;
-        Ok(Receipt::begin(&self.shared, self.joined.owner, items.to_vec(), head.header.request.get()))
+        Ok(InFlightPut::begin(&self.shared, self.joined.tenant, items.to_vec(), head.header.request.get()))
     }
 
     /// Stores the pages of a Put, which have all arrived, and appends the answer.
-    pub fn end_put(&mut self, receipt: Receipt, now: Instant, out: &mut Outgoing) -> Result<(), ConnectionError> {
-        self.joined.heard.note(now);
-        let request = receipt.request;
+    pub fn end_put(&mut self, put: InFlightPut, now: Instant, out: &mut Outgoing) -> Result<(), ConnectionError> {
+        self.joined.last_received.note(now);
+        let request = put.request;
         let statuses = out.begin(&self.channel);
         let before = statuses.len();
-        receipt.store(statuses);
+        put.store(statuses);
         let count = statuses.len() - before;
         out.end(&self.channel, &Header::new(Kind::PutReply, count, count, request))?;
         self.push_lost(out).map(drop)
     }
 
     /// Starts the measurement of this thread's processor time for this connection.
-    pub fn begin_turn(&mut self) {
-        let wants_cpu = self.shared.pacing.ask(|pace| pace.wants_cpu()).unwrap_or(false);
+    pub fn begin_serving(&mut self) {
+        let wants_cpu = self.shared.rate_limiter.ask(|rate_limiter| rate_limiter.wants_cpu()).unwrap_or(false);
         self.begun_cpu_ns = wants_cpu.then(cpu_ns);
     }
 
     /// Ends the measurement, and adds the bytes that were made for the peer.
-    pub fn end_turn(&mut self, sent_bytes: usize) {
+    pub fn end_serving(&mut self, sent_bytes: usize) {
         self.cost.bytes += sent_bytes as u64;
         if let Some(begun_ns) = self.begun_cpu_ns.take() {
             let used_ns = cpu_ns().saturating_sub(begun_ns);
             self.cost.cpu_ns += used_ns;
-            add(used_ns, [&self.shared.tally.cpu_ns, &self.joined.usage.cpu_ns]);
+            add(used_ns, [&self.shared.statistics.cpu_ns, &self.joined.usage.cpu_ns]);
         }
     }
 
@@ -132,18 +132,21 @@ impl Connection {
     pub fn charge(&mut self) -> Duration {
         let cost = std::mem::take(&mut self.cost);
         let number = self.joined.usage.number;
-        self.shared.pacing.ask(|pace| pace.charge(number, cost, Instant::now())).unwrap_or_default()
+        self.shared
+            .rate_limiter
+            .ask(|rate_limiter| rate_limiter.charge(number, cost, Instant::now()))
+            .unwrap_or_default()
     }
 
     /// Adds the time that the connection has waited for its share.
     pub fn note_waited(&self, waited: Duration) {
-        add(waited.as_nanos() as u64, [&self.shared.tally.paced_ns, &self.joined.usage.paced_ns]);
+        add(waited.as_nanos() as u64, [&self.shared.statistics.paced_ns, &self.joined.usage.paced_ns]);
     }
 
     /// Whether the session is so far behind its share that its gets are answered as misses.
     fn is_behind(&self) -> bool {
         let number = self.joined.usage.number;
-        self.shared.pacing.ask(|pace| pace.is_behind(number, Instant::now())).unwrap_or(false)
+        self.shared.rate_limiter.ask(|rate_limiter| rate_limiter.is_behind(number, Instant::now())).unwrap_or(false)
     }
 
     /// The outer error is one of the channel. `None`: the frame is malformed.
@@ -162,9 +165,9 @@ impl Connection {
             if at > 0 {
                 store.bump(); // to a waiting thread, which would otherwise be too late again and again
             }
-            store.read_ahead(self.joined.owner, items.iter().map(|item| item.key.id()));
+            store.read_ahead(self.joined.tenant, items.iter().map(|item| item.key.id()));
             for (item, page) in items.iter().zip(pages) {
-                let stored = store.put(self.joined.owner, key(&item.key), item.checksum.get(), page);
+                let stored = store.put(self.joined.tenant, key(&item.key), item.checksum.get(), page);
                 statuses.push(stored.into());
             }
         }
@@ -196,17 +199,17 @@ impl Connection {
                     store.bump();
                 }
                 let next = keys[at..].iter().take(LOCKED_PAGES);
-                store.read_ahead(self.joined.owner, next.map(WireKey::id));
+                store.read_ahead(self.joined.tenant, next.map(WireKey::id));
             }
             if is_behind {
                 // The borrower treats this page as gone, so it is useless here.
-                store.drop_page(self.joined.owner, key(wire_key));
+                store.drop_page(self.joined.tenant, key(wire_key));
                 continue;
             }
-            let (status, checksum) = match store.get(self.joined.owner, key(wire_key), exclusive, reply) {
-                Got::Miss => (wire::STATUS_MISS, 0),
-                Got::Zero { checksum } => (wire::STATUS_ZERO, checksum),
-                Got::Page { checksum } => (wire::STATUS_PAGE, checksum),
+            let (status, checksum) = match store.get(self.joined.tenant, key(wire_key), exclusive, reply) {
+                GetResult::Miss => (wire::STATUS_MISS, 0),
+                GetResult::Zero { checksum } => (wire::STATUS_ZERO, checksum),
+                GetResult::Page { checksum } => (wire::STATUS_PAGE, checksum),
             };
             let item = GetItem { status, reserved: [0; 7], checksum: U64::new(checksum) };
             reply[items_at + at * size_of::<GetItem>()..][..size_of::<GetItem>()].copy_from_slice(item.as_bytes());
@@ -214,8 +217,8 @@ impl Connection {
         drop(store);
         let body_bytes = reply.len() - items_at;
         if is_behind {
-            let (tally, usage) = (&self.shared.tally, &self.joined.usage);
-            add(keys.len() as u64, [&tally.paced_misses, &usage.paced_misses]);
+            let (statistics, usage) = (&self.shared.statistics, &self.joined.usage);
+            add(keys.len() as u64, [&statistics.paced_misses, &usage.paced_misses]);
         }
         out.end(&self.channel, &Header::new(Kind::GetReply, keys.len(), body_bytes, request))?;
         Ok(Some(()))
@@ -224,14 +227,14 @@ impl Connection {
     fn drop_pages(&mut self, body: &[u8]) -> Option<()> {
         let keys = <[WireKey]>::ref_from_bytes(body).ok()?;
         let mut store = self.shared.store.lock();
-        keys.iter().for_each(|wire_key| store.drop_page(self.joined.owner, key(wire_key)));
+        keys.iter().for_each(|wire_key| store.drop_page(self.joined.tenant, key(wire_key)));
         Some(())
     }
 
     /// Appends a frame of notices, if there are any. Returns whether there were.
     pub fn push_lost(&mut self, out: &mut Outgoing) -> Result<bool, ConnectionError> {
         self.lost.clear();
-        self.shared.store.lock().take_notices(self.joined.owner, wire::ITEMS_MAX, &mut self.lost);
+        self.shared.store.lock().take_notices(self.joined.tenant, wire::ITEMS_MAX, &mut self.lost);
         if self.lost.is_empty() {
             return Ok(false);
         }
@@ -241,7 +244,7 @@ impl Connection {
         }
         let body_bytes = self.lost.len() * size_of::<WireKey>();
         out.end(&self.channel, &Header::new(Kind::Lost, self.lost.len(), body_bytes, 0))?;
-        self.shared.tally.lost_notices_sent.fetch_add(self.lost.len() as u64, Relaxed);
+        self.shared.statistics.lost_notices_sent.fetch_add(self.lost.len() as u64, Relaxed);
         Ok(true)
     }
 }
@@ -286,13 +289,13 @@ pub(crate) mod tests {
             let items: Vec<_> = pages.iter().map(|(key, _)| PutItem { key: *key, checksum: U64::ZERO }).collect();
             let pages: Vec<_> = pages.iter().map(|(_, page)| *page).collect();
             let half = items.len() / 2;
-            let (shared, owner) = (&self.connection.shared, self.connection.joined.owner);
-            let mut receipt = Receipt::begin(shared, owner, items[..half].to_vec(), 1);
+            let (shared, tenant) = (&self.connection.shared, self.connection.joined.tenant);
+            let mut put = InFlightPut::begin(shared, tenant, items[..half].to_vec(), 1);
             for part in pages[..half].as_flattened().chunks(PAGE_SIZE * 2 / 3) {
                 sync::shuttle::thread::yield_now();
-                receipt.incoming.take(part);
+                put.pages.take(part);
             }
-            receipt.store(&mut Vec::new());
+            put.store(&mut Vec::new());
             let body = [items[half..].as_bytes(), pages[half..].as_flattened()].concat();
             self.connection.put(&body, items.len() - half, 1, &mut self.out).unwrap().unwrap();
             self.out.clear();

@@ -10,7 +10,7 @@
 
 use crate::sessions::{Joined, Name, Refusal};
 use crate::shared::Shared;
-use crate::store::Owner;
+use crate::store::Tenant;
 use page::Version;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,8 +29,8 @@ const REMOVAL_PAGES: usize = 512;
 pub struct Entry {
     shared: Arc<Shared>,
     number: u64,
-    /// The owner whose pages are still to be freed.
-    leaving: Option<Owner>,
+    /// The tenant whose pages are still to be freed.
+    leaving: Option<Tenant>,
 }
 
 impl Shared {
@@ -38,8 +38,8 @@ impl Shared {
     /// down.
     pub fn enter(self: &Arc<Shared>, stream: &Arc<Stream>) -> Option<Entry> {
         let mut table = self.table.lock();
-        if table.crowd_out() {
-            self.tally.crowded_out.fetch_add(1, Relaxed);
+        if table.displace_oldest() {
+            self.statistics.crowded_out.fetch_add(1, Relaxed);
         }
         let number = table.enter(stream, &self.store.lock(), Instant::now())?;
         Some(Entry { shared: Arc::clone(self), number, leaving: None })
@@ -88,7 +88,7 @@ impl Entry {
             table.leave(self.number, &store, self.shared.grace, Instant::now())
         };
         self.shared.left.notify_all();
-        self.leaving = over.filter(|owner| !self.shared.store.lock().remove_owner(*owner, REMOVAL_PAGES));
+        self.leaving = over.filter(|tenant| !self.shared.store.lock().remove_tenant(*tenant, REMOVAL_PAGES));
         self.leaving.is_some()
     }
 }
@@ -99,11 +99,11 @@ impl Drop for Entry {
         if self.leaving.is_none() {
             self.leave();
         }
-        if let Some(owner) = self.leaving {
+        if let Some(tenant) = self.leaving {
             let mut store = self.shared.store.lock();
             // Freeing 256 GiB page by page takes most of a minute. A lender that stops must not
             // wait for that, because no borrower asks it for a page any more.
-            while !self.shared.stop.is_requested() && !store.remove_owner(owner, REMOVAL_PAGES) {
+            while !self.shared.stop.is_requested() && !store.remove_tenant(tenant, REMOVAL_PAGES) {
                 store.bump();
             }
         }
@@ -123,14 +123,14 @@ mod tests {
     /// Returns the pages and connections that are left when a session with `pages` pages ends.
     fn left_of(pages: u32, stops: bool) -> (u32, usize) {
         let mut store = Store::new(pages).unwrap();
-        store.set_headroom_pages(pages.into());
+        store.set_available_pages(pages.into());
         let shared = Arc::new(Shared::new(store, Duration::ZERO, Security::Trusting).unwrap());
         let (near, _far) = UnixStream::pair().unwrap();
         let entry = shared.enter(&Arc::new(Stream::Unix(near))).unwrap();
-        let owner = entry.join_main([1; 16], None).unwrap().owner;
+        let tenant = entry.join_main([1; 16], None).unwrap().tenant;
         for index in 0..pages {
             let key = Key { id: PageId { file: FileKey(1), index }, version: Version(1) };
-            assert!(shared.store.lock().put(owner, key, 0, &[1; PAGE_SIZE]));
+            assert!(shared.store.lock().put(tenant, key, 0, &[1; PAGE_SIZE]));
         }
         if stops {
             shared.stop.request();

@@ -1,12 +1,12 @@
-//! The event loops (hubs): a few threads that serve all connections after their handshake.
+//! The event loops: a few threads that serve all connections after their handshake.
 //!
 //! An event loop is a thread with connections of its own and an epoll. It serves one whole frame of
 //! a connection at a time, and answers at once. It never waits for a peer. It stores bytes that a
 //! socket does not take, and sends them when the socket is ready. It reads no more from a
 //! connection until the peer has taken its answer, and until the connection has waited for its
-//! share (`pace`). So a slow, blocked or hostile peer delays itself only, and only for a limited
-//! time: a frame must be complete within [`RECEIVE_LIMIT`] after its first byte, and an answer must
-//! leave within [`SEND_LIMIT`].
+//! share (`rate_limit`). So a slow, blocked or hostile peer delays itself only, and only for a
+//! limited time: a frame must be complete within [`RECEIVE_LIMIT`] after its first byte, and an
+//! answer must leave within [`SEND_LIMIT`].
 //!
 //! Gets and puts have separate event loops, so that a get never waits behind a megabyte of another
 //! borrower's pages.
@@ -18,7 +18,7 @@
 use crate::connection::Connection;
 use crate::entry::Entry;
 use crate::handshake::note_end;
-use crate::receipt::Receipt;
+use crate::in_flight_put::InFlightPut;
 use crate::shared::Shared;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use sync::Mutex;
-use sync::polling::{POLL_MAX, Patience};
+use sync::spinning::{AdaptiveSpin, SPIN_MAX};
 use wire::Kind;
 use wire::address::Stream;
 use wire::confined::{self, Work, confine};
@@ -43,7 +43,7 @@ use wire::frames::{ConnectionError, FrameReader, Outgoing, send_some};
 
 /// The maximum number of event loops of each kind, if there are twice as many processors. One core
 /// moves some gigabytes a second, so these fill the fastest networks of lenders.
-const HUBS_MAX: usize = 4;
+const EVENT_LOOPS_MAX: usize = 4;
 /// Time limit for a whole frame, from its first byte on: 1 MiB at 1 Mbit/s.
 const RECEIVE_LIMIT: Duration = Duration::from_secs(10);
 /// Time between two pings of a connection that do not wait for its session's share. Borrowers ping
@@ -55,7 +55,7 @@ pub const SEND_LIMIT: Duration = Duration::from_secs(5);
 const MAIN_IDLE: Duration = Duration::from_millis(200);
 /// Silence of all main connections of an event loop after which put pages are marked reclaimable:
 /// soon, but not after each put while more arrive.
-const SETTLE_IDLE: Duration = Duration::from_millis(1);
+const MARK_IDLE: Duration = Duration::from_millis(1);
 /// Connections that are served before the epoll is asked again.
 const EVENTS_MAX: usize = 64;
 /// Bytes of a receive buffer: the part of the longest frame before its pages, and more than a small
@@ -87,7 +87,7 @@ pub struct EventLoops {
 
 /// The state of an event loop that other threads share.
 struct Inbox {
-    arrived: Mutex<Vec<Member>>,
+    arrived: Mutex<Vec<LoopConnection>>,
     /// Readable when a connection has arrived, or the loop is to end.
     event: OwnedFd,
     /// Connections that the loop has, or that were sent to it.
@@ -99,28 +99,28 @@ struct Inbox {
 impl EventLoops {
     /// Starts the event loops.
     pub fn start(shared: &Arc<Shared>) -> io::Result<EventLoops> {
-        let mut hubs = EventLoops { gets: Vec::new(), mains: Vec::new(), threads: Mutex::default() };
+        let mut event_loops = EventLoops { gets: Vec::new(), mains: Vec::new(), threads: Mutex::default() };
         let processors = thread::available_parallelism().map_or(1, usize::from);
-        for _ in 0..(processors / 2).clamp(1, HUBS_MAX) {
-            for (name, inboxes) in [("lender-gets", &mut hubs.gets), ("lender-mains", &mut hubs.mains)] {
-                let hub = EventLoop::new(shared)?;
-                let inbox = Arc::clone(&hub.inbox);
-                hubs.threads.lock().push(thread::Builder::new().name(name.into()).spawn(move || {
+        for _ in 0..(processors / 2).clamp(1, EVENT_LOOPS_MAX) {
+            for (name, inboxes) in [("lender-gets", &mut event_loops.gets), ("lender-mains", &mut event_loops.mains)] {
+                let event_loop = EventLoop::new(shared)?;
+                let inbox = Arc::clone(&event_loop.inbox);
+                event_loops.threads.lock().push(thread::Builder::new().name(name.into()).spawn(move || {
                     confine(Work::Serving, confined::NOTHING);
-                    hub.run();
+                    event_loop.run();
                 })?);
                 inboxes.push(inbox);
             }
         }
-        Ok(hubs)
+        Ok(event_loops)
     }
 
     /// Passes the connection to the event loop with the fewest connections.
-    pub fn take(&self, member: Member) {
-        let inboxes = if member.connection.is_main() { &self.mains } else { &self.gets };
+    pub fn take(&self, connection: LoopConnection) {
+        let inboxes = if connection.handler.is_main() { &self.mains } else { &self.gets };
         if let Some(inbox) = inboxes.iter().min_by_key(|inbox| inbox.count.load(Ordering::Relaxed)) {
             inbox.count.fetch_add(1, Ordering::Relaxed);
-            inbox.arrived.lock().push(member);
+            inbox.arrived.lock().push(connection);
             inbox.wake();
         }
     }
@@ -154,12 +154,12 @@ impl Inbox {
 }
 
 /// A connection of an event loop.
-pub struct Member {
+pub struct LoopConnection {
     stream: Arc<Stream>,
-    connection: Connection,
+    handler: Connection,
     reader: FrameReader,
     /// The Put that has begun, and whose pages are arriving.
-    receipt: Option<Receipt>,
+    in_flight_put: Option<InFlightPut>,
     /// The answer that the socket has not taken yet.
     unsent: Option<Unsent>,
     /// The session has used more than its share.
@@ -197,7 +197,7 @@ struct Scratch {
     /// Bytes of answers since the loop last waited for requests.
     sent_bytes: usize,
     /// Pages were put that are not marked reclaimable yet.
-    unsettled: bool,
+    unmarked: bool,
     /// The time when large buffers are freed.
     shrink_at: Option<Instant>,
 }
@@ -227,13 +227,26 @@ impl Scratch {
     }
 }
 
-impl Member {
+impl LoopConnection {
     /// A connection after its handshake, with the bytes that were received after its Hello.
-    pub fn new(stream: Arc<Stream>, entry: Entry, connection: Connection, mut reader: FrameReader) -> Member {
+    pub fn new(stream: Arc<Stream>, entry: Entry, handler: Connection, mut reader: FrameReader) -> LoopConnection {
         reader.leave_pages();
-        let (receipt, unsent, pause, spared, frame_due) = (None, None, None, None, None);
+        let (in_flight_put, unsent, pause, spared, frame_due) = (None, None, None, None, None);
         let (idle_at, armed, queued) = (Instant::now() + MAIN_IDLE, EventFlags::IN, false);
-        Member { stream, connection, reader, receipt, unsent, pause, spared, frame_due, idle_at, armed, queued, entry }
+        LoopConnection {
+            stream,
+            handler,
+            reader,
+            in_flight_put,
+            unsent,
+            pause,
+            spared,
+            frame_due,
+            idle_at,
+            armed,
+            queued,
+            entry,
+        }
     }
 
     /// The events to wait for. The epoll always reports the end of a connection in both directions.
@@ -247,7 +260,7 @@ impl Member {
 
     /// The time when something has to be done even without an event.
     fn due(&self) -> Option<Instant> {
-        let idle_at = self.connection.is_main().then_some(self.idle_at);
+        let idle_at = self.handler.is_main().then_some(self.idle_at);
         match (&self.unsent, &self.pause) {
             (Some(unsent), _) => Some(unsent.due),
             (None, Some(pause)) => Some(pause.until),
@@ -271,7 +284,7 @@ impl Member {
         }
     }
 
-    /// Handles the time of [`Member::due`].
+    /// Handles the time of [`LoopConnection::due`].
     fn on_due(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), ConnectionError> {
         if self.unsent.is_some() {
             return Err(ConnectionError::Stuck);
@@ -283,19 +296,19 @@ impl Member {
         if self.frame_due.is_some() {
             return Err(ConnectionError::Stuck);
         }
-        self.connection.begin_turn();
+        self.handler.begin_serving();
         scratch.out.clear();
-        let told = self.connection.push_lost(&mut scratch.out)?;
+        let pushed = self.handler.push_lost(&mut scratch.out)?;
         // There may be more notices, but other connections are served in between.
-        self.idle_at = if told { now } else { now + MAIN_IDLE };
+        self.idle_at = if pushed { now } else { now + MAIN_IDLE };
         self.send(now, scratch)?;
-        self.connection.charge();
+        self.handler.charge();
         Ok(())
     }
 
     /// Serves one frame, if there is one.
     fn serve(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), ConnectionError> {
-        if self.receipt.is_none() && self.reader.has_no_buffer() {
+        if self.in_flight_put.is_none() && self.reader.has_no_buffer() {
             self.reader.give_buffer(scratch.buffer());
         }
         let served = self.serve_frame(now, scratch);
@@ -306,23 +319,23 @@ impl Member {
     }
 
     fn serve_frame(&mut self, now: Instant, scratch: &mut Scratch) -> Result<(), ConnectionError> {
-        self.connection.begin_turn();
+        self.handler.begin_serving();
         scratch.out.clear();
-        let dealt_with = match self.receipt {
+        let dealt_with = match self.in_flight_put {
             Some(_) => self.receive_pages(now, scratch)?,
             None => self.receive_frame(now, scratch)?,
         };
         let Some(kind) = dealt_with else {
-            self.connection.end_turn(0);
-            if self.receipt.is_some() || !self.reader.is_empty() {
+            self.handler.end_serving(0);
+            if self.in_flight_put.is_some() || !self.reader.is_empty() {
                 self.frame_due.get_or_insert(now + RECEIVE_LIMIT);
             }
             return Ok(());
         };
-        scratch.unsettled |= kind == Kind::Put;
+        scratch.unmarked |= kind == Kind::Put;
         (self.frame_due, self.idle_at) = (None, now + MAIN_IDLE);
         self.send(now, scratch)?;
-        let wait = self.connection.charge();
+        let wait = self.handler.charge();
         if !wait.is_zero() && !self.is_spared(kind, now) {
             let begun = Instant::now();
             self.pause = Some(Pause { begun, until: begun + wait });
@@ -343,36 +356,36 @@ impl Member {
 
     /// Receives a frame, or its next part. Returns its kind, if it is complete and was served.
     fn receive_frame(&mut self, now: Instant, scratch: &mut Scratch) -> Result<Option<Kind>, ConnectionError> {
-        let Member { connection, reader, .. } = self;
-        let mut found = reader.look(|kind| connection.may_come(kind))?;
+        let LoopConnection { handler, reader, .. } = self;
+        let mut found = reader.look(|kind| handler.may_come(kind))?;
         if found.is_none() && reader.fill(&self.stream, RecvFlags::DONTWAIT)? {
-            found = reader.look(|kind| connection.may_come(kind))?;
+            found = reader.look(|kind| handler.may_come(kind))?;
         }
         if let Some(found) = found {
             let frame = reader.take(found)?;
             let kind = frame.kind;
-            connection.answer(&frame, now, &mut scratch.out)?;
+            handler.answer(&frame, now, &mut scratch.out)?;
             return Ok(Some(kind));
         }
         let Some(head) = reader.take_head()? else { return Ok(None) };
-        let mut receipt = connection.begin_put(&head, now)?;
-        receipt.incoming.take(reader.take_rest());
-        self.receipt = Some(receipt);
+        let mut put = handler.begin_put(&head, now)?;
+        put.pages.take(reader.take_rest());
+        self.in_flight_put = Some(put);
         self.receive_pages(now, scratch)
     }
 
-    /// Receives pages into the store. The result is that of [`Member::receive_frame`].
+    /// Receives pages into the store. The result is that of [`LoopConnection::receive_frame`].
     fn receive_pages(&mut self, now: Instant, scratch: &mut Scratch) -> Result<Option<Kind>, ConnectionError> {
-        let Some(receipt) = &mut self.receipt else { return Ok(None) };
-        match receipt.incoming.receive(&self.stream) {
+        let Some(put) = &mut self.in_flight_put else { return Ok(None) };
+        match put.pages.receive(&self.stream) {
             Ok(0) => return Err(ConnectionError::Truncated),
             Ok(_) => {}
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(error) => return Err(ConnectionError::Io(error)),
         }
-        let complete = self.receipt.take_if(|receipt| receipt.incoming.is_complete());
-        let Some(receipt) = complete else { return Ok(None) };
-        self.connection.end_put(receipt, now, &mut scratch.out)?;
+        let complete = self.in_flight_put.take_if(|put| put.pages.is_complete());
+        let Some(put) = complete else { return Ok(None) };
+        self.handler.end_put(put, now, &mut scratch.out)?;
         Ok(Some(Kind::Put))
     }
 
@@ -384,7 +397,7 @@ impl Member {
         if sent < byte_count {
             self.unsent = Some(Unsent { bytes: scratch.out.take(), sent, due: now + SEND_LIMIT });
         }
-        self.connection.end_turn(byte_count);
+        self.handler.end_serving(byte_count);
         scratch.sent_bytes += byte_count;
         Ok(())
     }
@@ -392,19 +405,19 @@ impl Member {
     /// Continues to send.
     fn flush(&mut self, scratch: &mut Scratch) -> Result<(), ConnectionError> {
         let Some(unsent) = &mut self.unsent else { return Ok(()) };
-        self.connection.begin_turn();
+        self.handler.begin_serving();
         unsent.sent += send_some(&self.stream, &unsent.bytes[unsent.sent..])?;
         if unsent.sent == unsent.bytes.len() {
             scratch.out.clear();
             scratch.out.give(self.unsent.take().map_or_else(Vec::new, |unsent| unsent.bytes));
         }
-        self.connection.end_turn(0);
+        self.handler.end_serving(0);
         Ok(())
     }
 
     fn end_pause(&mut self) {
         if let Some(pause) = self.pause.take() {
-            self.connection.note_waited(pause.begun.elapsed());
+            self.handler.note_waited(pause.begun.elapsed());
         }
     }
 }
@@ -414,15 +427,15 @@ pub struct EventLoop {
     shared: Arc<Shared>,
     inbox: Arc<Inbox>,
     epoll: OwnedFd,
-    members: Vec<Option<Box<Member>>>,
-    /// Unused numbers of `members`.
+    connections: Vec<Option<Box<LoopConnection>>>,
+    /// Unused numbers of `connections`.
     vacant: Vec<usize>,
     /// Connections with more received bytes than the frame that was served. The epoll does not
     /// report these.
     ready: VecDeque<usize>,
     scratch: Scratch,
     /// For waiting for the next events.
-    patience: Patience,
+    spin: AdaptiveSpin,
     /// No connection is due before.
     next_due: Option<Instant>,
 }
@@ -437,23 +450,23 @@ impl EventLoop {
             shared: Arc::clone(shared),
             inbox: Arc::new(Inbox { arrived: Mutex::default(), event, count, ends }),
             epoll,
-            members: Vec::new(),
+            connections: Vec::new(),
             vacant: Vec::new(),
             ready: VecDeque::new(),
             scratch: Scratch::default(),
             // Requests come from other machines, or at least from other groups.
-            patience: Patience::for_others(),
+            spin: AdaptiveSpin::for_others(),
             next_due: None,
         })
     }
 
     /// Serves one connection in this thread until it ends.
-    pub fn serve_alone(shared: &Arc<Shared>, member: Member) -> io::Result<()> {
-        let mut hub = EventLoop::new(shared)?;
-        hub.inbox.ends.store(true, Ordering::Release);
-        hub.inbox.count.store(1, Ordering::Relaxed);
-        hub.adopt(member);
-        hub.run();
+    pub fn serve_alone(shared: &Arc<Shared>, connection: LoopConnection) -> io::Result<()> {
+        let mut event_loop = EventLoop::new(shared)?;
+        event_loop.inbox.ends.store(true, Ordering::Release);
+        event_loop.inbox.count.store(1, Ordering::Relaxed);
+        event_loop.adopt(connection);
+        event_loop.run();
         Ok(())
     }
 
@@ -469,9 +482,9 @@ impl EventLoop {
                 (looked != Ok(0)).then_some(looked)
             };
             // If processor time is limited, none is spent on polling.
-            let is_limited = self.shared.pacing.ask(|pace| pace.wants_cpu()) == Some(true);
+            let is_limited = self.shared.rate_limiter.ask(|rate_limiter| rate_limiter.wants_cpu()) == Some(true);
             let polled = if self.ready.is_empty() && !is_limited {
-                self.patience.poll(POLL_MAX + self.scratch.take_busy(), || look(Some(&NOW)))
+                self.spin.poll(SPIN_MAX + self.scratch.take_busy(), || look(Some(&NOW)))
             } else {
                 None
             };
@@ -484,23 +497,24 @@ impl EventLoop {
                 }
             }
             now = Instant::now();
-            if events.is_empty() && self.ready.is_empty() && std::mem::take(&mut self.scratch.unsettled) {
-                self.shared.store.lock().settle();
+            if events.is_empty() && self.ready.is_empty() && std::mem::take(&mut self.scratch.unmarked) {
+                self.shared.store.lock().mark_reclaimable();
             }
             for event in events.drain(..) {
                 let (flags, number) = (event.flags, event.data.u64());
                 match number {
                     INBOX => self.welcome(),
-                    _ => self.act(number as usize, |member, scratch| member.on_event(flags, now, scratch)),
+                    _ => self.dispatch(number as usize, |connection, scratch| connection.on_event(flags, now, scratch)),
                 }
             }
             // Each of them once.
             for _ in 0..self.ready.len() {
                 let Some(number) = self.ready.pop_front() else { break };
-                let queued = self.members[number].as_mut().is_some_and(|member| std::mem::take(&mut member.queued));
+                let queued =
+                    self.connections[number].as_mut().is_some_and(|connection| std::mem::take(&mut connection.queued));
                 if queued {
-                    self.act(number, |member, scratch| match member.interest() {
-                        EventFlags::IN => member.serve(now, scratch),
+                    self.dispatch(number, |connection, scratch| match connection.interest() {
+                        EventFlags::IN => connection.serve(now, scratch),
                         _ => Ok(()),
                     });
                 }
@@ -520,48 +534,48 @@ impl EventLoop {
         }
         let due = [self.next_due, self.scratch.shrink_at].into_iter().flatten().min();
         let timeout = due.map(|due| due.saturating_duration_since(now));
-        if self.scratch.unsettled {
-            Some(timeout.map_or(SETTLE_IDLE, |timeout| timeout.min(SETTLE_IDLE)))
-        } else {
-            timeout
-        }
+        if self.scratch.unmarked { Some(timeout.map_or(MARK_IDLE, |timeout| timeout.min(MARK_IDLE))) } else { timeout }
     }
 
     /// Takes over the connections that have arrived.
     fn welcome(&mut self) {
         let _ = rustix::io::read(&self.inbox.event, &mut [0; 8]);
         let arrived = std::mem::take(&mut *self.inbox.arrived.lock());
-        arrived.into_iter().for_each(|member| self.adopt(member));
+        arrived.into_iter().for_each(|connection| self.adopt(connection));
     }
 
-    fn adopt(&mut self, member: Member) {
+    fn adopt(&mut self, connection: LoopConnection) {
         let number = self.vacant.pop().unwrap_or_else(|| {
-            self.members.push(None);
-            self.members.len() - 1
+            self.connections.push(None);
+            self.connections.len() - 1
         });
-        let added = epoll::add(&self.epoll, &*member.stream, EventData::new_u64(number as u64), member.armed);
-        self.members[number] = Some(Box::new(member));
-        self.act(number, |_, _| added.map_err(|error| ConnectionError::Io(error.into())));
+        let added = epoll::add(&self.epoll, &*connection.stream, EventData::new_u64(number as u64), connection.armed);
+        self.connections[number] = Some(Box::new(connection));
+        self.dispatch(number, |_, _| added.map_err(|error| ConnectionError::Io(error.into())));
     }
 
     /// Serves the connections that are due.
     fn look(&mut self, now: Instant) {
         self.next_due = None;
-        for number in 0..self.members.len() {
-            let Some(due) = self.members[number].as_ref().and_then(|member| member.due()) else { continue };
+        for number in 0..self.connections.len() {
+            let Some(due) = self.connections[number].as_ref().and_then(|connection| connection.due()) else { continue };
             if due <= now {
-                self.act(number, |member, scratch| member.on_due(now, scratch));
+                self.dispatch(number, |connection, scratch| connection.on_due(now, scratch));
             } else {
                 self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
             }
         }
     }
 
-    /// Runs `act` on a connection, and ends the connection if that fails.
-    fn act(&mut self, number: usize, act: impl FnOnce(&mut Member, &mut Scratch) -> Result<(), ConnectionError>) {
-        let Some(member) = self.members[number].as_mut() else { return };
+    /// Runs `serve` on a connection, and ends the connection if that fails.
+    fn dispatch(
+        &mut self,
+        number: usize,
+        serve: impl FnOnce(&mut LoopConnection, &mut Scratch) -> Result<(), ConnectionError>,
+    ) {
+        let Some(connection) = self.connections[number].as_mut() else { return };
         let scratch = &mut self.scratch;
-        let done = catch_unwind(AssertUnwindSafe(|| act(member, scratch))).unwrap_or(Err(ConnectionError::Bug));
+        let done = catch_unwind(AssertUnwindSafe(|| serve(connection, scratch))).unwrap_or(Err(ConnectionError::Bug));
         if let Err(broken) = done.and_then(|()| self.rearm(number)) {
             self.end(number, &broken);
         }
@@ -569,35 +583,35 @@ impl EventLoop {
 
     /// Updates the epoll and the due time of a connection.
     fn rearm(&mut self, number: usize) -> Result<(), ConnectionError> {
-        let Some(member) = self.members[number].as_mut() else { return Ok(()) };
-        let interest = member.interest();
-        if interest != member.armed {
+        let Some(connection) = self.connections[number].as_mut() else { return Ok(()) };
+        let interest = connection.interest();
+        if interest != connection.armed {
             let data = EventData::new_u64(number as u64);
-            epoll::modify(&self.epoll, &*member.stream, data, interest)
+            epoll::modify(&self.epoll, &*connection.stream, data, interest)
                 .map_err(|error| ConnectionError::Io(error.into()))?;
-            member.armed = interest;
+            connection.armed = interest;
         }
         // If a frame is known to be incomplete, the epoll reports the rest.
-        let has_more = interest == EventFlags::IN && member.frame_due.is_none() && !member.reader.is_empty();
-        if has_more && !std::mem::replace(&mut member.queued, true) {
+        let has_more = interest == EventFlags::IN && connection.frame_due.is_none() && !connection.reader.is_empty();
+        if has_more && !std::mem::replace(&mut connection.queued, true) {
             self.ready.push_back(number);
         }
-        if let Some(due) = member.due() {
+        if let Some(due) = connection.due() {
             self.next_due = Some(self.next_due.map_or(due, |next| next.min(due)));
         }
         Ok(())
     }
 
     fn end(&mut self, number: usize, broken: &ConnectionError) {
-        let Some(mut member) = self.members[number].take() else { return };
+        let Some(mut connection) = self.connections[number].take() else { return };
         self.vacant.push(number);
         // Other threads may hold the stream a little longer, so it would not leave the epoll by
         // itself.
-        let _ = epoll::delete(&self.epoll, &*member.stream);
-        let _ = member.stream.shutdown(Shutdown::Both);
-        note_end(&self.shared, &member.stream, broken);
-        member.end_pause();
-        let Member { stream, mut entry, .. } = *member;
+        let _ = epoll::delete(&self.epoll, &*connection.stream);
+        let _ = connection.stream.shutdown(Shutdown::Both);
+        note_end(&self.shared, &connection.stream, broken);
+        connection.end_pause();
+        let LoopConnection { stream, mut entry, .. } = *connection;
         drop(stream);
         if entry.leave() {
             // Freeing many pages takes a while. Without a thread for it they are freed here: the

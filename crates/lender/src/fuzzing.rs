@@ -1,9 +1,9 @@
 //! Entry points for the crate `fuzz`: the decoders of bytes from borrowers and of the kernel's
 //! files. They are no part of the interface, and decide nothing.
 
+use crate::available_memory::{self, Memory};
 use crate::entry::Entry;
 use crate::event_loop::EventLoop;
-use crate::headroom::{self, Memory};
 use crate::pressure;
 use crate::sessions::Name;
 use crate::shared::Shared;
@@ -34,7 +34,7 @@ impl Lender {
     /// A lender of that capacity, for which there is memory.
     pub fn new(capacity_pages: u32, security: Security) -> io::Result<Lender> {
         let mut store = Store::new(capacity_pages)?;
-        store.set_headroom_pages(u64::MAX);
+        store.set_available_pages(u64::MAX);
         Ok(Lender { shared: Arc::new(Shared::new(store, GRACE, security)?) })
     }
 
@@ -55,8 +55,8 @@ impl Lender {
     pub fn serve(&self, stream: Stream) {
         let stream = Arc::new(stream);
         let entry = self.shared.enter(&stream);
-        if let Some(member) = entry.and_then(|entry| handshake::receive(&self.shared, stream, entry)) {
-            EventLoop::serve_alone(&self.shared, member).expect("descriptors for an epoll");
+        if let Some(connection) = entry.and_then(|entry| handshake::receive(&self.shared, stream, entry)) {
+            EventLoop::serve_alone(&self.shared, connection).expect("descriptors for an epoll");
         }
     }
 
@@ -66,7 +66,7 @@ impl Lender {
         let table = self.shared.table.lock();
         let store = self.shared.store.lock();
         let pages = store.stored_pages() + store.zero_pages();
-        (pages, table.sessions().len(), table.connections(), self.shared.tally.malformed_frames.load(Relaxed))
+        (pages, table.sessions().len(), table.connections(), self.shared.statistics.malformed_frames.load(Relaxed))
     }
 }
 
@@ -80,9 +80,9 @@ pub fn memory_files(
     zoneinfo: &str,
 ) -> Option<Memory> {
     os::cgroup::MemoryGroup::of(membership, mounts.as_bytes());
-    headroom::lazily_freed_pages(vmstat);
-    headroom::watermark_bytes(zoneinfo);
-    let memory = headroom::machine_memory(meminfo)?;
+    available_memory::lazily_freed_pages(vmstat);
+    available_memory::watermark_bytes(zoneinfo);
+    let memory = available_memory::machine_memory(meminfo)?;
     let stalled_us = os::pressure::stalled_us(stalls).unwrap_or(0);
     pressure::judge(stalled_us, Duration::from_micros(stalled_us), memory, memory.free_bytes / 2);
     for capacity in [Capacity::Auto, Capacity::Bytes(stalled_us)] {

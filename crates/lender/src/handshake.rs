@@ -1,14 +1,14 @@
 //! The handshake of a connection, in a thread of its own: from the first frame to the Welcome.
 //!
-//! A peer is a stranger until its handshake has ended. The cost of a stranger is bounded in time
+//! A connection is unauthenticated until its handshake has ended. Its cost is bounded in time
 //! ([`HELLO_LIMIT`]), bytes ([`wire::FIRST_BODY_BYTES_MAX`]) and number
-//! ([`crate::sessions::STRANGERS_MAX`]). Handshakes need arithmetic, and joining a session may have
-//! to wait for another connection to end. So each stranger has a thread, which cannot delay
-//! connected borrowers.
+//! ([`crate::sessions::UNAUTHENTICATED_MAX`]). Handshakes need arithmetic, and joining a session
+//! may have to wait for another connection to end. So each unauthenticated connection has a thread,
+//! which cannot delay connected borrowers.
 
 use crate::connection::Connection;
 use crate::entry::Entry;
-use crate::event_loop::{Member, SEND_LIMIT};
+use crate::event_loop::{LoopConnection, SEND_LIMIT};
 use crate::sessions::Refusal;
 use crate::shared::Shared;
 use std::net::Shutdown;
@@ -33,9 +33,9 @@ const _: () = assert!(wire::secure::HANDSHAKE_BYTES <= wire::FIRST_BODY_BYTES_MA
 
 /// Does the handshake with a new peer. If it succeeds, the connection is returned, and an event
 /// loop serves it. Otherwise nothing of the peer is left.
-pub fn receive(shared: &Arc<Shared>, stream: Arc<Stream>, entry: Entry) -> Option<Member> {
-    match greet(shared, &stream, &entry) {
-        Ok((connection, reader)) => Some(Member::new(stream, entry, connection, reader)),
+pub fn receive(shared: &Arc<Shared>, stream: Arc<Stream>, entry: Entry) -> Option<LoopConnection> {
+    match handshake(shared, &stream, &entry) {
+        Ok((connection, reader)) => Some(LoopConnection::new(stream, entry, connection, reader)),
         Err(broken) => {
             let _ = stream.shutdown(Shutdown::Both);
             note_end(shared, &stream, &broken);
@@ -55,23 +55,23 @@ pub fn note_end(shared: &Shared, stream: &Stream, broken: &ConnectionError) {
         _ if shared.stop.is_requested() => {}
         ConnectionError::Refused => {}
         ConnectionError::Stuck => {
-            shared.tally.stuck_connections.fetch_add(1, Relaxed);
-            shared.complaints.log(&stream.peer(), broken);
+            shared.statistics.stuck_connections.fetch_add(1, Relaxed);
+            shared.rate_limited_log.log(&stream.peer(), broken);
         }
         _ => {
-            shared.tally.malformed_frames.fetch_add(1, Relaxed);
-            shared.complaints.log(&stream.peer(), broken);
+            shared.statistics.malformed_frames.fetch_add(1, Relaxed);
+            shared.rate_limited_log.log(&stream.peer(), broken);
         }
     }
 }
 
 /// Sends a peer the reason why it is not served, if that is possible without waiting.
 pub fn refuse(shared: &Shared, stream: &Stream, channel: &Channel, code: u32, text: &str) {
-    shared.tally.refused_connections.fetch_add(1, Relaxed);
+    shared.statistics.refused_connections.fetch_add(1, Relaxed);
     if code == wire::REFUSED_KEY {
-        shared.tally.refused_keys.fetch_add(1, Relaxed);
+        shared.statistics.refused_keys.fetch_add(1, Relaxed);
     }
-    shared.complaints.log(&stream.peer(), &text);
+    shared.rate_limited_log.log(&stream.peer(), &text);
     let mut frame = Outgoing::default();
     if frame.push(channel, Kind::Refused, 0, &Refused::new(code, text)).is_ok() {
         let _ = send_some(stream, frame.bytes());
@@ -80,7 +80,11 @@ pub fn refuse(shared: &Shared, stream: &Stream, channel: &Channel, code: u32, te
 
 /// Receives the first frames: a peer must have the pool's key, if there is one, before anything of
 /// a session is touched.
-fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connection, FrameReader), ConnectionError> {
+fn handshake(
+    shared: &Arc<Shared>,
+    stream: &Stream,
+    entry: &Entry,
+) -> Result<(Connection, FrameReader), ConnectionError> {
     stream.set_read_timeout(Some(HELLO_TICK)).map_err(ConnectionError::Io)?;
     stream.set_write_timeout(Some(SEND_TICK)).map_err(ConnectionError::Io)?;
     // Both frames together have the time limit of one: a peer gets no more time because its first
@@ -157,7 +161,7 @@ fn greet(shared: &Arc<Shared>, stream: &Stream, entry: &Entry) -> Result<(Connec
     };
     let resumed = is_main && joined.resumed;
     if resumed {
-        shared.tally.resumed_sessions.fetch_add(1, Relaxed);
+        shared.statistics.resumed_sessions.fetch_add(1, Relaxed);
     }
     let welcome = Welcome {
         protocol: U32::new(wire::PROTOCOL),

@@ -13,9 +13,9 @@
 //!
 //! Nothing here waits for a borrower. If memory cannot be read, the store does not grow.
 
-use crate::headroom::{Headroom, Memory, Stalls};
+use crate::available_memory::{AvailableMemory, Memory, Stalls};
 use crate::pressure::{self, Pressure};
-use crate::reclaim_target::Demand;
+use crate::reclaim_target::ReclaimTarget;
 use crate::shared::Shared;
 use crate::store::Store;
 use page::PAGE_SIZE;
@@ -44,9 +44,9 @@ const LEAVING_PARTS: usize = 64;
 
 /// The state of the thread.
 pub struct Housekeeper {
-    headroom: Headroom,
+    available_memory: AvailableMemory,
     pressure: Pressure,
-    demand: Demand,
+    reclaim_target: ReclaimTarget,
     /// Memory that the kernel always frees again when it is used, and the time of that reading.
     watermarks: Option<(Instant, u64)>,
     /// Time until the next check.
@@ -61,11 +61,11 @@ pub struct Housekeeper {
 
 impl Housekeeper {
     /// A housekeeper that has not checked anything yet.
-    pub fn new(headroom: Headroom) -> Housekeeper {
+    pub fn new(available_memory: AvailableMemory) -> Housekeeper {
         Housekeeper {
-            headroom,
+            available_memory,
             pressure: Pressure::None,
-            demand: Demand::default(),
+            reclaim_target: ReclaimTarget::default(),
             watermarks: None,
             next_look: TICK,
             window: None,
@@ -97,26 +97,26 @@ impl Housekeeper {
         give_back_unlent(shared);
     }
 
-    /// Reads memory, sets the store's headroom, and gives back what others need.
+    /// Reads memory, sets the store's available memory, and gives back what others need.
     fn look(&mut self, shared: &Shared, now: Instant) {
-        // Pages that the store takes between this line and the new headroom are part of the memory
+        // Pages that the store takes between this line and the new value are part of the memory
         // that is seen as free.
         let (grown_before, held_bytes) = {
             let store = shared.store.lock();
-            let held_pages = [store.stored_pages(), store.warm_pages(), store.reserved_pages()].map(u64::from);
+            let held_pages = [store.stored_pages(), store.free_resident_pages(), store.reserved_pages()].map(u64::from);
             let held_pages: u64 = held_pages.into_iter().sum();
             (store.grown_pages(), held_pages * PAGE_COST_BYTES)
         };
-        let memory = self.headroom.read_with_machine();
+        let memory = self.available_memory.read_with_machine();
         let reserve_bytes = shared.reserve_bytes.load(Relaxed);
         self.next_look = TICK;
-        let (spare_bytes, demanded_bytes) = match &memory {
+        let (spare_bytes, target_bytes) = match &memory {
             Ok((memory, machine)) => {
                 self.judge(*memory, *machine, reserve_bytes, now);
-                let demanded_bytes = self.demand.look(*memory, held_bytes, reserve_bytes);
-                self.next_look = self.demand.next_look(*memory, held_bytes, reserve_bytes, TICK);
+                let target_bytes = self.reclaim_target.look(*memory, held_bytes, reserve_bytes);
+                self.next_look = self.reclaim_target.next_look(*memory, held_bytes, reserve_bytes, TICK);
                 let spare_bytes = memory.free_bytes.saturating_sub(reserve_bytes);
-                (spare_bytes.min(self.unclaimed_bytes(*machine, now)), demanded_bytes)
+                (spare_bytes.min(self.unclaimed_bytes(*machine, now)), target_bytes)
             }
             Err(error) => {
                 if !std::mem::replace(&mut self.complained, true) {
@@ -125,21 +125,21 @@ impl Housekeeper {
                 (0, 0)
             }
         };
-        let may_grow = self.pressure == Pressure::None && !self.demand.grows();
+        let may_grow = self.pressure == Pressure::None && !self.reclaim_target.grows();
         let spare_bytes = if may_grow { spare_bytes } else { 0 };
         {
             let mut store = shared.store.lock();
-            store.settle(); // pages that no event loop had the time for
+            store.mark_reclaimable(); // pages that no event loop had the time for
             let grown_pages = store.grown_pages() - grown_before;
-            store.set_headroom_pages((spare_bytes / PAGE_COST_BYTES).saturating_sub(grown_pages));
+            store.set_available_pages((spare_bytes / PAGE_COST_BYTES).saturating_sub(grown_pages));
         }
-        shared.tally.headroom_bytes.store(spare_bytes, Relaxed);
-        shared.tally.pressure.store(self.pressure as u8, Relaxed);
+        shared.statistics.headroom_bytes.store(spare_bytes, Relaxed);
+        shared.statistics.pressure.store(self.pressure as u8, Relaxed);
         if let Ok((memory, _)) = memory {
-            shared.tally.memory_total_bytes.store(memory.total_bytes, Relaxed);
+            shared.statistics.memory_total_bytes.store(memory.total_bytes, Relaxed);
         }
-        let given_pages = give_back(shared, (demanded_bytes / PAGE_COST_BYTES) as usize);
-        shared.tally.demanded_pages.fetch_add(given_pages as u64, Relaxed);
+        let given_pages = give_back(shared, (target_bytes / PAGE_COST_BYTES) as usize);
+        shared.statistics.demanded_pages.fetch_add(given_pages as u64, Relaxed);
         if self.pressure == Pressure::Shrink && self.window.is_some_and(|(begun, _)| begun == now) {
             shrink(shared);
         }
@@ -151,7 +151,7 @@ impl Housekeeper {
     fn unclaimed_bytes(&mut self, machine: Memory, now: Instant) -> u64 {
         let is_due = self.watermarks.is_none_or(|(read, _)| now.duration_since(read) >= WATERMARKS_REST);
         if is_due {
-            self.watermarks = Some((now, self.headroom.watermark_bytes()));
+            self.watermarks = Some((now, self.available_memory.watermark_bytes()));
         }
         let kept_bytes = self.watermarks.map_or(0, |(_, bytes)| bytes);
         machine.free_bytes.saturating_sub(kept_bytes.saturating_add(kept_bytes / WATERMARKS_MARGIN_SHARE))
@@ -162,7 +162,7 @@ impl Housekeeper {
         if elapsed.is_some_and(|elapsed| elapsed < pressure::WINDOW) {
             return;
         }
-        let stalls = self.headroom.stalls();
+        let stalls = self.available_memory.stalls();
         self.pressure = match (self.window, elapsed) {
             (Some((_, before)), Some(elapsed)) => {
                 let Stalls { limited_us, machine_us } = stalls.since(before);
@@ -177,8 +177,8 @@ impl Housekeeper {
     }
 
     fn scan_when_due(&mut self, shared: &Shared, now: Instant) {
-        let lazily_freed_pages = self.headroom.lazily_freed_pages();
-        // If the kernel does not count these pages, the search runs at its slowest pace.
+        let lazily_freed_pages = self.available_memory.lazily_freed_pages();
+        // If the kernel does not count these pages, the search runs at its lowest rate.
         let moved = lazily_freed_pages.is_none() || lazily_freed_pages != self.lazily_freed_pages;
         if !moved || self.next_scan.is_some_and(|next| now < next) {
             return;
@@ -190,7 +190,7 @@ impl Housekeeper {
             Ok(_) => {}
             Err(error) => tracing::debug!(%error, "cannot search for pages that the kernel took"),
         }
-        shared.tally.scans.fetch_add(1, Relaxed);
+        shared.statistics.scans.fetch_add(1, Relaxed);
         self.next_scan = Some(now + begun.elapsed() * SCAN_REST);
     }
 }
@@ -201,13 +201,13 @@ pub(crate) fn forget_left_behind(shared: &Shared, now: Instant) {
     let expired = shared.table.lock().expire(shared.grace, now);
     if expired > 0 {
         tracing::info!(borrowers = expired, "did not come back in time; freeing their pages");
-        shared.tally.expired_sessions.fetch_add(expired as u64, Relaxed);
+        shared.statistics.expired_sessions.fetch_add(expired as u64, Relaxed);
     }
     for _ in 0..LEAVING_PARTS {
-        let Some(owner) = shared.table.lock().next_leaving() else { return };
-        let gone = shared.store.lock().remove_owner(owner, SHRINK_PAGES);
+        let Some(tenant) = shared.table.lock().next_leaving() else { return };
+        let gone = shared.store.lock().remove_tenant(tenant, SHRINK_PAGES);
         if gone {
-            shared.table.lock().has_left(owner);
+            shared.table.lock().has_left(tenant);
         }
     }
 }
@@ -238,7 +238,7 @@ pub(crate) fn scan(shared: &Shared) -> std::io::Result<usize> {
 
 /// Gives back a share of the pages, a part at a time.
 pub(crate) fn shrink(shared: &Shared) {
-    let share = |store: &Store| (store.stored_pages() + store.warm_pages()) as usize / pressure::SHRINK_SHARE;
+    let share = |store: &Store| (store.stored_pages() + store.free_resident_pages()) as usize / pressure::SHRINK_SHARE;
     let pages = share(&shared.store.lock()).max(1);
     tracing::info!(pages, "memory pressure: giving pages back");
     give_back(shared, pages);
@@ -260,7 +260,7 @@ fn give_back(shared: &Shared, pages: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Key, Owner};
+    use crate::store::{Key, Tenant};
     use page::{FileKey, PageId, Version};
     use std::fs::write;
     use std::path::Path;
@@ -274,50 +274,50 @@ mod tests {
         write(root.join("pressure/memory"), format!("some avg10=0.00 total={stalled_us}\n")).unwrap();
     }
 
-    fn store(capacity_pages: u32) -> (Shared, Owner) {
+    fn store(capacity_pages: u32) -> (Shared, Tenant) {
         let mut store = Store::new(capacity_pages).unwrap();
-        let owner = store.add_owner().unwrap();
-        (Shared::new(store, crate::GRACE_DEFAULT, crate::Security::Trusting).unwrap(), owner)
+        let tenant = store.add_tenant().unwrap();
+        (Shared::new(store, crate::GRACE_DEFAULT, crate::Security::Trusting).unwrap(), tenant)
     }
 
-    fn put(shared: &Shared, owner: Owner, indexes: std::ops::Range<u32>) -> usize {
+    fn put(shared: &Shared, tenant: Tenant, indexes: std::ops::Range<u32>) -> usize {
         let id = |index| PageId { file: FileKey(1), index };
         let mut store = shared.store.lock();
-        let mut stored = |index| store.put(owner, Key { id: id(index), version: Version(1) }, 0, &[1; PAGE_SIZE]);
+        let mut stored = |index| store.put(tenant, Key { id: id(index), version: Version(1) }, 0, &[1; PAGE_SIZE]);
         indexes.filter(|index| stored(*index)).count()
     }
 
     #[test]
     fn the_store_grows_by_what_is_free() {
         let directory = tempfile::tempdir().unwrap();
-        let (shared, owner) = store(1000);
-        let mut keeper = Housekeeper::new(Headroom::new(directory.path()));
+        let (shared, tenant) = store(1000);
+        let mut housekeeper = Housekeeper::new(AvailableMemory::new(directory.path()));
         shared.reserve_bytes.store(100 * MIB, Relaxed);
         // Without known sizes the store takes nothing.
-        keeper.tick(&shared, Instant::now());
-        assert_eq!(put(&shared, owner, 0..10), 0);
+        housekeeper.tick(&shared, Instant::now());
+        assert_eq!(put(&shared, tenant, 0..10), 0);
         machine(directory.path(), 101, 0);
-        keeper.tick(&shared, Instant::now());
-        put(&shared, owner, 0..900);
+        housekeeper.tick(&shared, Instant::now());
+        put(&shared, tenant, 0..900);
         let grown = shared.store.lock().stored_pages();
         assert_eq!(u64::from(grown), MIB / PAGE_COST_BYTES);
         // The store does not take the reserve.
         machine(directory.path(), 99, 0);
-        keeper.tick(&shared, Instant::now());
-        put(&shared, owner, 0..900);
+        housekeeper.tick(&shared, Instant::now());
+        put(&shared, tenant, 0..900);
         assert_eq!(shared.store.lock().stored_pages(), grown);
         // The reserve becomes smaller.
         shared.reserve_bytes.store(98 * MIB, Relaxed);
-        keeper.tick(&shared, Instant::now());
-        put(&shared, owner, 0..900);
+        housekeeper.tick(&shared, Instant::now());
+        put(&shared, tenant, 0..900);
         assert!(shared.store.lock().stored_pages() > grown);
     }
 
     #[test]
     fn what_the_kernel_keeps_free_is_not_taken() {
         let directory = tempfile::tempdir().unwrap();
-        let (shared, owner) = store(1000);
-        let mut keeper = Housekeeper::new(Headroom::new(directory.path()));
+        let (shared, tenant) = store(1000);
+        let mut housekeeper = Housekeeper::new(AvailableMemory::new(directory.path()));
         shared.reserve_bytes.store(10 * MIB, Relaxed);
         let begun = Instant::now();
         let mut room_mib = |free_mib, watermark_mib: u64, seconds| {
@@ -325,40 +325,40 @@ mod tests {
             let half_pages = watermark_mib * 128;
             let zoneinfo = format!("Node 0, zone DMA\n  high {half_pages}\nNode 0, zone Normal\n  high {half_pages}\n");
             write(directory.path().join("zoneinfo"), zoneinfo).unwrap();
-            keeper.tick(&shared, begun + Duration::from_secs(seconds));
-            shared.tally.headroom_bytes.load(Relaxed) / MIB
+            housekeeper.tick(&shared, begun + Duration::from_secs(seconds));
+            shared.statistics.headroom_bytes.load(Relaxed) / MIB
         };
         assert_eq!(room_mib(80, 80, 0), 0, "all that is free is the kernel's");
         assert_eq!(room_mib(92, 80, 1), 2, "a margin of an eighth");
         // If the reserve exceeds the watermarks, it alone counts.
         assert_eq!(room_mib(92, 8, 2), 82);
         assert_eq!(room_mib(92, 0, 3), 82);
-        assert_eq!(put(&shared, owner, 0..1), 1);
+        assert_eq!(put(&shared, tenant, 0..1), 1);
     }
 
     #[test]
     fn pressure_stops_growth_and_then_takes_pages() {
         let directory = tempfile::tempdir().unwrap();
-        let (shared, owner) = store(1000);
-        let mut keeper = Housekeeper::new(Headroom::new(directory.path()));
+        let (shared, tenant) = store(1000);
+        let mut housekeeper = Housekeeper::new(AvailableMemory::new(directory.path()));
         let begun = Instant::now();
         let second = |seconds| begun + Duration::from_secs(seconds);
         machine(directory.path(), 40, 0);
-        keeper.tick(&shared, begun);
-        assert_eq!(put(&shared, owner, 0..640), 640);
+        housekeeper.tick(&shared, begun);
+        assert_eq!(put(&shared, tenant, 0..640), 640);
         machine(directory.path(), 40, 200_000);
-        keeper.tick(&shared, second(1));
-        put(&shared, owner, 640..700);
+        housekeeper.tick(&shared, second(1));
+        put(&shared, tenant, 640..700);
         assert_eq!(shared.store.lock().stored_pages(), 640);
         machine(directory.path(), 40, 900_000);
-        keeper.tick(&shared, second(2));
+        housekeeper.tick(&shared, second(2));
         assert_eq!(shared.store.lock().stored_pages(), 620);
         // Once in each window.
-        keeper.tick(&shared, second(2) + TICK);
+        housekeeper.tick(&shared, second(2) + TICK);
         assert_eq!(shared.store.lock().stored_pages(), 620);
         // The pressure ends, and growth continues.
-        keeper.tick(&shared, second(3));
-        put(&shared, owner, 700..800);
+        housekeeper.tick(&shared, second(3));
+        put(&shared, tenant, 700..800);
         assert_eq!(shared.store.lock().stored_pages(), 720);
     }
 
@@ -380,13 +380,13 @@ mod tests {
         let mut second = 0;
         let begun = Instant::now();
         let (shared, _) = store(1000);
-        let mut keeper = Housekeeper::new(Headroom::new(&proc));
+        let mut housekeeper = Housekeeper::new(AvailableMemory::new(&proc));
         let mut pressure = |free_mib, machine_us, slice_us: u64| {
             machine(&proc, free_mib, machine_us);
             group("slice", "memory.pressure", &format!("some total={slice_us}\n"));
-            keeper.tick(&shared, begun + Duration::from_secs(second));
+            housekeeper.tick(&shared, begun + Duration::from_secs(second));
             second += 1;
-            keeper.pressure
+            housekeeper.pressure
         };
         assert_eq!(pressure(30, 0, 0), Pressure::None);
         assert_eq!(pressure(30, 500_000, 0), Pressure::Shrink);
@@ -398,17 +398,17 @@ mod tests {
     #[test]
     fn what_is_lent_no_more_is_gone_with_the_next_look() {
         let directory = tempfile::tempdir().unwrap();
-        let (shared, owner) = store(2000);
-        let mut keeper = Housekeeper::new(Headroom::new(directory.path()));
+        let (shared, tenant) = store(2000);
+        let mut housekeeper = Housekeeper::new(AvailableMemory::new(directory.path()));
         machine(directory.path(), 100, 0);
-        keeper.tick(&shared, Instant::now());
-        assert_eq!(put(&shared, owner, 0..1500), 1500);
+        housekeeper.tick(&shared, Instant::now());
+        assert_eq!(put(&shared, tenant, 0..1500), 1500);
         shared.store.lock().set_lending(false);
-        keeper.tick(&shared, Instant::now());
-        assert_eq!(put(&shared, owner, 0..1), 0);
+        housekeeper.tick(&shared, Instant::now());
+        assert_eq!(put(&shared, tenant, 0..1), 0);
         assert_eq!(shared.store.lock().stored_pages(), 0);
-        assert_eq!(shared.store.lock().warm_pages(), 0);
+        assert_eq!(shared.store.lock().free_resident_pages(), 0);
         shared.store.lock().set_lending(true);
-        assert_eq!(put(&shared, owner, 0..1), 1);
+        assert_eq!(put(&shared, tenant, 0..1), 1);
     }
 }

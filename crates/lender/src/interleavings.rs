@@ -2,7 +2,7 @@
 //! sessions, closing.
 //!
 //! The code under test is the connection's own (`put`, `get`, `drop_pages`, `push_lost`), the
-//! receipt's, the housekeeper's search and shrinking, and the session table. Only waiting for
+//! in-flight put's, the housekeeper's search and shrinking, and the session table. Only waiting for
 //! sockets is left out, because it has no order to test. Run it with `make interleavings`.
 //!
 //! To find out what the tests catch, the code was broken in one place at a time, before sessions
@@ -40,7 +40,7 @@ fn check(run: impl Fn() + Send + Sync + 'static) {
 
 fn lender(grace: Duration) -> Arc<Shared> {
     let mut store = Store::new(CAPACITY_PAGES).unwrap();
-    store.set_headroom_pages(u64::MAX);
+    store.set_available_pages(u64::MAX);
     Arc::new(Shared::new(store, grace, crate::Security::Trusting).unwrap())
 }
 
@@ -100,14 +100,14 @@ fn pages_stay_whole_and_apart() {
                 gets.join().unwrap();
             }));
         }
-        let keeper = Arc::clone(&shared);
+        let housekeeper = Arc::clone(&shared);
         threads.push(thread::spawn(move || {
-            keeper.store.lock().take_slots_silently(0..3);
-            scan(&keeper).unwrap();
-            shrink(&keeper);
-            keeper.store.lock().set_headroom_pages(1);
-            keeper.store.lock().settle();
-            scan(&keeper).unwrap();
+            housekeeper.store.lock().take_slots_silently(0..3);
+            scan(&housekeeper).unwrap();
+            shrink(&housekeeper);
+            housekeeper.store.lock().set_available_pages(1);
+            housekeeper.store.lock().mark_reclaimable();
+            scan(&housekeeper).unwrap();
         }));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         nothing_is_left(&shared);
@@ -136,10 +136,10 @@ fn sessions_come_and_go() {
                 assert!(page == Some(content(session, 7, version)), "a session with a connection lost its page");
             })
         });
-        let keeper = Arc::clone(&shared);
-        let keeper = thread::spawn(move || forget_left_behind(&keeper, Instant::now() + GRACE));
+        let housekeeper = Arc::clone(&shared);
+        let housekeeper = thread::spawn(move || forget_left_behind(&housekeeper, Instant::now() + GRACE));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        keeper.join().unwrap();
+        housekeeper.join().unwrap();
         forget_left_behind(&shared, Instant::now() + GRACE);
         nothing_is_left(&shared);
     });

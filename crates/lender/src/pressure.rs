@@ -7,7 +7,7 @@
 //! example a borrower on the same machine), and memory that the lender gives back would not help
 //! it.
 
-use crate::headroom::Memory;
+use crate::available_memory::Memory;
 use std::time::Duration;
 
 /// Time over which stalls are averaged: a shorter time is noise, a longer one is late.

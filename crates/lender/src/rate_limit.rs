@@ -9,8 +9,9 @@
 //! goes to the others automatically.
 //!
 //! A borrower gives a lender up that does not answer within half a second, so no frame waits longer
-//! than [`PACE_WAIT_MAX`]. The rest stays owed. If a session is so far behind that waiting does not
-//! help, its gets are answered as misses ([`Pace::is_behind`]): it reads from its disk meanwhile.
+//! than [`SHARE_WAIT_MAX`]. The rest stays owed. If a session is so far behind that waiting does
+//! not help, its gets are answered as misses ([`RateLimiter::is_behind`]): it reads from its disk
+//! meanwhile.
 //!
 //! Pure logic: times and costs are arguments. The unit is a nanosecond of the limit: the amount
 //! that may be spent in a nanosecond costs one. Must never happen here: a session that waits
@@ -30,9 +31,9 @@ pub struct Limits {
 
 /// The longest time that a connection waits for its share. A borrower waits half a second for an
 /// answer, and as long to send a frame.
-pub const PACE_WAIT_MAX: Duration = Duration::from_millis(200);
+pub const SHARE_WAIT_MAX: Duration = Duration::from_millis(200);
 
-/// The minimum of [`Limits::rate_bytes`]: with less, one put message in [`PACE_WAIT_MAX`] for each
+/// The minimum of [`Limits::rate_bytes`]: with less, one put message in [`SHARE_WAIT_MAX`] for each
 /// of three borrowers exceeds the rate.
 pub const RATE_MIN_BYTES: u64 = 4 << 20;
 
@@ -60,22 +61,22 @@ pub struct Cost {
 }
 
 /// Token bucket and debts of one limit.
-struct Purse {
+struct TokenBucket {
     credit_ns: u64,
     /// Session and debt, none of them 0.
     debts: Vec<(u64, u64)>,
-    settled: Instant,
+    refilled: Instant,
 }
 
-impl Purse {
-    fn new(now: Instant) -> Purse {
-        Purse { credit_ns: nanoseconds(BURST), debts: Vec::new(), settled: now }
+impl TokenBucket {
+    fn new(now: Instant) -> TokenBucket {
+        TokenBucket { credit_ns: nanoseconds(BURST), debts: Vec::new(), refilled: now }
     }
 
     /// Income until now pays debts, and the rest stays in the bucket.
-    fn settle(&mut self, now: Instant) {
-        let mut income_ns = nanoseconds(now.saturating_duration_since(self.settled));
-        self.settled = self.settled.max(now);
+    fn refill(&mut self, now: Instant) {
+        let mut income_ns = nanoseconds(now.saturating_duration_since(self.refilled));
+        self.refilled = self.refilled.max(now);
         while let Some(least_ns) = self.debts.iter().map(|(_, debt_ns)| *debt_ns).min() {
             let count = self.debts.len() as u64;
             let each_ns = least_ns.min(income_ns / count);
@@ -116,18 +117,18 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// The token buckets of a lender.
-pub struct Pace {
-    network: Option<(NonZeroU64, Purse)>,
-    processor: Option<(NonZeroU32, Purse)>,
+pub struct RateLimiter {
+    network: Option<(NonZeroU64, TokenBucket)>,
+    processor: Option<(NonZeroU32, TokenBucket)>,
 }
 
-impl Pace {
+impl RateLimiter {
     /// All debts are paid. `None` if nothing is limited.
-    pub fn new(limits: Limits, now: Instant) -> Option<Pace> {
+    pub fn new(limits: Limits, now: Instant) -> Option<RateLimiter> {
         let Limits { cpu_percent, rate_bytes } = limits;
-        (limits != Limits::default()).then(|| Pace {
-            network: rate_bytes.map(|rate_bytes| (rate_bytes, Purse::new(now))),
-            processor: cpu_percent.map(|cpu_percent| (cpu_percent, Purse::new(now))),
+        (limits != Limits::default()).then(|| RateLimiter {
+            network: rate_bytes.map(|rate_bytes| (rate_bytes, TokenBucket::new(now))),
+            processor: cpu_percent.map(|cpu_percent| (cpu_percent, TokenBucket::new(now))),
         })
     }
 
@@ -145,32 +146,32 @@ impl Pace {
     }
 
     /// Charges the session, whose number no other session has or had. Returns how long it has to
-    /// wait, at most [`PACE_WAIT_MAX`].
+    /// wait, at most [`SHARE_WAIT_MAX`].
     pub fn charge(&mut self, session: u64, cost: Cost, now: Instant) -> Duration {
-        if let Some((rate_bytes, purse)) = &mut self.network {
-            purse.settle(now);
-            purse.charge(session, cost.bytes.saturating_mul(1_000_000_000) / *rate_bytes);
+        if let Some((rate_bytes, bucket)) = &mut self.network {
+            bucket.refill(now);
+            bucket.charge(session, cost.bytes.saturating_mul(1_000_000_000) / *rate_bytes);
         }
-        if let Some((percent, purse)) = &mut self.processor {
-            purse.settle(now);
-            purse.charge(session, cost.cpu_ns.saturating_mul(100) / u64::from(percent.get()));
+        if let Some((percent, bucket)) = &mut self.processor {
+            bucket.refill(now);
+            bucket.charge(session, cost.cpu_ns.saturating_mul(100) / u64::from(percent.get()));
         }
-        Duration::from_nanos(self.wait_ns(session)).min(PACE_WAIT_MAX)
+        Duration::from_nanos(self.wait_ns(session)).min(SHARE_WAIT_MAX)
     }
 
     /// Whether the session needs so much more than its share that waiting does not help.
     pub fn is_behind(&mut self, session: u64, now: Instant) -> bool {
-        self.purses().for_each(|purse| purse.settle(now));
+        self.buckets().for_each(|bucket| bucket.refill(now));
         self.wait_ns(session) > nanoseconds(BEHIND)
     }
 
     fn wait_ns(&mut self, session: u64) -> u64 {
-        self.purses().map(|purse| purse.wait_ns(session)).max().unwrap_or(0)
+        self.buckets().map(|bucket| bucket.wait_ns(session)).max().unwrap_or(0)
     }
 
-    fn purses(&mut self) -> impl Iterator<Item = &mut Purse> {
-        let network = self.network.iter_mut().map(|(_, purse)| purse);
-        network.chain(self.processor.iter_mut().map(|(_, purse)| purse))
+    fn buckets(&mut self) -> impl Iterator<Item = &mut TokenBucket> {
+        let network = self.network.iter_mut().map(|(_, bucket)| bucket);
+        network.chain(self.processor.iter_mut().map(|(_, bucket)| bucket))
     }
 }
 
@@ -183,8 +184,8 @@ mod tests {
     const SECONDS: u64 = 60;
     const HEAD_BYTES: u64 = 64;
 
-    fn rate(now: Instant) -> Pace {
-        Pace::new(Limits { rate_bytes: NonZeroU64::new(RATE), cpu_percent: None }, now).unwrap()
+    fn rate(now: Instant) -> RateLimiter {
+        RateLimiter::new(Limits { rate_bytes: NonZeroU64::new(RATE), cpu_percent: None }, now).unwrap()
     }
 
     /// A borrower whose connections each request that much, wait for the answer, think, and request
@@ -208,29 +209,29 @@ mod tests {
     /// The amount that each borrower got after [`SECONDS`].
     fn run(borrowers: &[Borrower]) -> Vec<Had> {
         let begun = Instant::now();
-        let mut pace = rate(begun);
+        let mut rate_limiter = rate(begun);
         let mut had = vec![Had::default(); borrowers.len()];
         // The next frames, the soonest first.
-        let mut turns = BinaryHeap::new();
+        let mut next_frames = BinaryHeap::new();
         for (at, borrower) in borrowers.iter().enumerate() {
-            turns.extend((0..borrower.connections).map(|connection| (std::cmp::Reverse(0), at, connection)));
+            next_frames.extend((0..borrower.connections).map(|connection| (std::cmp::Reverse(0), at, connection)));
         }
-        while let Some((std::cmp::Reverse(after_ns), at, connection)) = turns.pop() {
+        while let Some((std::cmp::Reverse(after_ns), at, connection)) = next_frames.pop() {
             if after_ns > SECONDS * 1_000_000_000 {
                 break;
             }
             let (borrower, had) = (&borrowers[at], &mut had[at]);
             let now = begun + Duration::from_nanos(after_ns);
-            let misses = borrower.gets && pace.is_behind(at as u64, now);
+            let misses = borrower.gets && rate_limiter.is_behind(at as u64, now);
             let bytes = if misses { HEAD_BYTES } else { borrower.frame_bytes };
-            let wait = pace.charge(at as u64, Cost { bytes, cpu_ns: 0 }, now);
+            let wait = rate_limiter.charge(at as u64, Cost { bytes, cpu_ns: 0 }, now);
             had.frames += 1;
             had.misses += u64::from(misses);
             had.bytes += bytes;
             had.longest_wait = had.longest_wait.max(wait);
             // An answer takes some time, with and without a wait.
             let next = after_ns + nanoseconds(wait + borrower.think).max(50_000);
-            turns.push((std::cmp::Reverse(next), at, connection));
+            next_frames.push((std::cmp::Reverse(next), at, connection));
         }
         had
     }
@@ -252,7 +253,7 @@ mod tests {
             let had = run(&borrowers);
             let sum = had.iter().map(|had| had.bytes).sum::<u64>();
             assert!(allowed(borrowers.len() as u64).contains(&sum), "{had:?}");
-            assert!(had.iter().all(|had| had.longest_wait <= PACE_WAIT_MAX));
+            assert!(had.iter().all(|had| had.longest_wait <= SHARE_WAIT_MAX));
         }
     }
 
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_much_gets_the_same_whatever_the_size_of_his_frames() {
+    fn busy_sessions_get_the_same_whatever_the_size_of_their_frames() {
         let one_connection = Borrower { connections: 1, frame_bytes: 64 << 10, ..GREEDY };
         let puts = Borrower { connections: 1, gets: false, ..GREEDY };
         let had = run(&[GREEDY, one_connection, puts]);
@@ -284,33 +285,33 @@ mod tests {
     fn the_tighter_limit_counts() {
         let begun = Instant::now();
         let limits = Limits { cpu_percent: NonZeroU32::new(50), rate_bytes: NonZeroU64::new(1 << 30) };
-        let mut pace = Pace::new(limits, begun).unwrap();
-        assert!(pace.wants_cpu() && !rate(begun).wants_cpu());
+        let mut rate_limiter = RateLimiter::new(limits, begun).unwrap();
+        assert!(rate_limiter.wants_cpu() && !rate(begun).wants_cpu());
         // The bucket has 100 ms of the limit, which are 50 ms of a processor.
         let ms = |ms| Duration::from_millis(ms);
         let cost = |cpu: Duration| Cost { bytes: 1 << 20, cpu_ns: nanoseconds(cpu) };
-        assert_eq!(pace.charge(1, cost(ms(50)), begun), Duration::ZERO);
-        assert_eq!(pace.charge(1, cost(ms(20)), begun), ms(40));
-        assert_eq!(pace.charge(2, cost(ms(5)), begun), ms(20), "its own 10, and as much of the other's");
-        assert_eq!(pace.charge(1, cost(ms(0)), begun + ms(20)), ms(30));
-        assert_eq!(pace.charge(2, cost(ms(0)), begun + ms(20)), Duration::ZERO);
-        assert_eq!(pace.charge(1, cost(ms(1000)), begun + ms(50)), PACE_WAIT_MAX);
-        assert!(pace.is_behind(1, begun + ms(50)) && !pace.is_behind(2, begun + ms(50)));
+        assert_eq!(rate_limiter.charge(1, cost(ms(50)), begun), Duration::ZERO);
+        assert_eq!(rate_limiter.charge(1, cost(ms(20)), begun), ms(40));
+        assert_eq!(rate_limiter.charge(2, cost(ms(5)), begun), ms(20), "its own 10, and as much of the other's");
+        assert_eq!(rate_limiter.charge(1, cost(ms(0)), begun + ms(20)), ms(30));
+        assert_eq!(rate_limiter.charge(2, cost(ms(0)), begun + ms(20)), Duration::ZERO);
+        assert_eq!(rate_limiter.charge(1, cost(ms(1000)), begun + ms(50)), SHARE_WAIT_MAX);
+        assert!(rate_limiter.is_behind(1, begun + ms(50)) && !rate_limiter.is_behind(2, begun + ms(50)));
         // Debt above the maximum is forgotten, and time that runs backwards counts as none.
-        pace.charge(1, cost(ms(60_000)), begun);
-        assert!(!pace.is_behind(1, begun + ms(50) + DEBT_MAX - BEHIND));
-        assert_eq!(Pace::new(Limits::default(), begun).map(|_| ()), None);
+        rate_limiter.charge(1, cost(ms(60_000)), begun);
+        assert!(!rate_limiter.is_behind(1, begun + ms(50) + DEBT_MAX - BEHIND));
+        assert_eq!(RateLimiter::new(Limits::default(), begun).map(|_| ()), None);
     }
 
     #[test]
     fn debtors_are_bounded() {
         let begun = Instant::now();
-        let mut pace = rate(begun);
+        let mut rate_limiter = rate(begun);
         for session in 0..10 * DEBTORS_MAX as u64 {
-            pace.charge(session, Cost { bytes: RATE, cpu_ns: 0 }, begun);
+            rate_limiter.charge(session, Cost { bytes: RATE, cpu_ns: 0 }, begun);
         }
-        assert!(pace.purses().all(|purse| purse.debts.len() == DEBTORS_MAX));
-        assert_eq!(pace.charge(1, Cost::default(), begun + Duration::from_secs(10_000)), Duration::ZERO);
-        assert!(pace.purses().all(|purse| purse.debts.is_empty()));
+        assert!(rate_limiter.buckets().all(|bucket| bucket.debts.len() == DEBTORS_MAX));
+        assert_eq!(rate_limiter.charge(1, Cost::default(), begun + Duration::from_secs(10_000)), Duration::ZERO);
+        assert!(rate_limiter.buckets().all(|bucket| bucket.debts.is_empty()));
     }
 }

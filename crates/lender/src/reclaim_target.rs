@@ -14,7 +14,7 @@
 //!
 //! Pure logic: memory sizes are arguments, and nothing here reads a clock.
 
-use crate::headroom::Memory;
+use crate::available_memory::Memory;
 use std::time::Duration;
 
 /// The maximum that a machine's programs allocate in a second, in bytes: two processors that do
@@ -40,12 +40,12 @@ struct Seen {
 
 /// The growth of other consumers' memory, from check to check.
 #[derive(Default)]
-pub struct Demand {
+pub struct ReclaimTarget {
     seen: Option<Seen>,
     grows: bool,
 }
 
-impl Demand {
+impl ReclaimTarget {
     /// Updates the state: there is `memory`, of which the store holds `held_bytes`. Returns how
     /// many bytes the store has to give back.
     pub fn look(&mut self, memory: Memory, held_bytes: u64, reserve_bytes: u64) -> u64 {
@@ -103,56 +103,57 @@ mod tests {
     /// A program allocates as fast as two processors can next to a full store: free memory never
     /// ends while something is lent.
     #[test]
-    fn who_allocates_at_full_speed_finds_free_memory() {
-        let mut demand = Demand::default();
+    fn a_program_that_allocates_at_full_speed_finds_free_memory() {
+        let mut reclaim_target = ReclaimTarget::default();
         let (mut free, mut held) = (RESERVE, 900 * MIB);
-        assert_eq!(demand.look(memory(16), held, RESERVE), 0);
+        assert_eq!(reclaim_target.look(memory(16), held, RESERVE), 0);
         while held > 0 {
-            let look = demand.next_look(Memory { free_bytes: free, ..memory(0) }, held, RESERVE, MOST);
+            let look = reclaim_target.next_look(Memory { free_bytes: free, ..memory(0) }, held, RESERVE, MOST);
             let taken = (look.as_micros() as u64 * (2 << 30)) / 1_000_000;
             assert!(taken < free, "{taken} taken of {free} within {look:?}");
             free -= taken;
-            let given = demand.look(Memory { free_bytes: free, ..memory(0) }, held, RESERVE);
+            let given = reclaim_target.look(Memory { free_bytes: free, ..memory(0) }, held, RESERVE);
             assert!(given > 0 || free >= RESERVE);
             (free, held) = (free + given, held - given);
         }
-        assert_eq!(demand.next_look(memory(16), 0, RESERVE, MOST), MOST);
+        assert_eq!(reclaim_target.next_look(memory(16), 0, RESERVE, MOST), MOST);
     }
 
     #[test]
     fn what_is_taken_in_small_steps_is_given_back_too() {
-        let mut demand = Demand::default();
-        demand.look(memory(16), 500 * MIB, RESERVE);
-        let given: Vec<u64> = (1..=10).map(|step| demand.look(memory(16 - step), 500 * MIB, RESERVE) / MIB).collect();
+        let mut reclaim_target = ReclaimTarget::default();
+        reclaim_target.look(memory(16), 500 * MIB, RESERVE);
+        let given: Vec<u64> =
+            (1..=10).map(|step| reclaim_target.look(memory(16 - step), 500 * MIB, RESERVE) / MIB).collect();
         assert_eq!(given, [0, 0, 0, 0, 10, 0, 0, 0, 0, 10]);
     }
 
     /// A machine whose memory is full of page cache: hardly anything is free, and the free amount
     /// goes up and down.
     #[test]
-    fn a_full_page_cache_is_no_demand() {
-        let mut demand = Demand::default();
+    fn a_full_page_cache_sets_no_target() {
+        let mut reclaim_target = ReclaimTarget::default();
         for free_mib in [3, 1, 4, 2, 3, 5, 2, 1, 4].into_iter().cycle().take(1000) {
-            assert_eq!(demand.look(memory(free_mib), 500 * MIB, RESERVE), 0);
-            assert_eq!(demand.next_look(memory(free_mib), 500 * MIB, RESERVE, MOST), MOST);
+            assert_eq!(reclaim_target.look(memory(free_mib), 500 * MIB, RESERVE), 0);
+            assert_eq!(reclaim_target.next_look(memory(free_mib), 500 * MIB, RESERVE, MOST), MOST);
         }
     }
 
     #[test]
     fn what_is_free_beyond_the_reserve_may_be_taken() {
-        let mut demand = Demand::default();
+        let mut reclaim_target = ReclaimTarget::default();
         for free_mib in (16..600).rev() {
-            assert_eq!(demand.look(memory(free_mib), 100 * MIB, RESERVE), 0);
+            assert_eq!(reclaim_target.look(memory(free_mib), 100 * MIB, RESERVE), 0);
         }
         // The lender never gives more than the growth of others, more than it holds, or anything
         // without a reserve.
-        assert_eq!(demand.look(memory(10), 100 * MIB, RESERVE), 12 * MIB);
-        assert_eq!(demand.look(memory(1), MIB, RESERVE), MIB);
-        assert_eq!(demand.look(memory(0), 100 * MIB, 0), 0);
+        assert_eq!(reclaim_target.look(memory(10), 100 * MIB, RESERVE), 12 * MIB);
+        assert_eq!(reclaim_target.look(memory(1), MIB, RESERVE), MIB);
+        assert_eq!(reclaim_target.look(memory(0), 100 * MIB, 0), 0);
         // Without a reserve there is no reason to check early, either.
-        assert_eq!(demand.next_look(memory(3), 100 * MIB, 0, MOST), MOST);
+        assert_eq!(reclaim_target.next_look(memory(3), 100 * MIB, 0, MOST), MOST);
         // A change of the limit is no growth.
         let other = Memory { total_bytes: 4096 * MIB, free_bytes: 0 };
-        assert_eq!(demand.look(other, 100 * MIB, RESERVE), 0);
+        assert_eq!(reclaim_target.look(other, 100 * MIB, RESERVE), 0);
     }
 }

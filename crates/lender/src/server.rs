@@ -1,9 +1,9 @@
 //! The server: accepts connections, and stops in order.
 
+use crate::available_memory::AvailableMemory;
 use crate::config::{Config, Error};
 use crate::event_loop::EventLoops;
 use crate::handshake;
-use crate::headroom::Headroom;
 use crate::housekeeping::Housekeeper;
 use crate::pressure::Pressure;
 use crate::rate_limit::Limits;
@@ -46,17 +46,17 @@ pub struct Handle {
 impl Server {
     /// Creates the store and listens. Connections wait until [`Server::run`].
     pub fn bind(config: Config) -> Result<Server, Error> {
-        let mut headroom = Headroom::default();
-        let memory = headroom.read().map_err(|source| Error::UnknownMemory { source })?;
+        let mut available_memory = AvailableMemory::default();
+        let memory = available_memory.read().map_err(|source| Error::UnknownMemory { source })?;
         let capacity_pages = config.capacity_pages(memory)?;
         let capacity_bytes = u64::from(capacity_pages) * page::PAGE_SIZE as u64;
         let store = Store::new(capacity_pages).map_err(|source| Error::NoMemory { capacity_bytes, source })?;
         let listener = Listener::bind(&config.listen).map_err(Error::Listen)?;
         let shared = Shared::new(store, config.grace, config.security).map_err(|source| Error::Start { source })?;
-        shared.pacing.set(config.limits);
+        shared.rate_limiter.set(config.limits);
         shared.reserve_bytes.store(config.reserve_bytes, Relaxed);
         let shared = Arc::new(shared);
-        let mut housekeeper = Housekeeper::new(headroom);
+        let mut housekeeper = Housekeeper::new(available_memory);
         housekeeper.tick(&shared, Instant::now());
         let housekeeper = Mutex::new(Some(housekeeper));
         Ok(Server { shared, listener, housekeeper })
@@ -81,7 +81,7 @@ impl Server {
     /// have ended. Call it once.
     pub fn run(&self) -> Result<(), Error> {
         let start = |source| Error::Start { source };
-        let hubs = Arc::new(EventLoops::start(&self.shared).map_err(start)?);
+        let event_loops = Arc::new(EventLoops::start(&self.shared).map_err(start)?);
         let housekeeping = match self.housekeeper.lock().take() {
             Some(housekeeper) => {
                 let shared = Arc::clone(&self.shared);
@@ -90,26 +90,26 @@ impl Server {
             }
             None => None,
         };
-        self.accept_until_stopped(&hubs);
+        self.accept_until_stopped(&event_loops);
         self.shared.close_all();
-        hubs.end();
+        event_loops.end();
         if let Some(housekeeping) = housekeeping {
             housekeeping.join().map_err(|_| start(io::Error::other("the housekeeping thread failed")))?;
         }
         Ok(())
     }
 
-    fn accept_until_stopped(&self, hubs: &Arc<EventLoops>) {
+    fn accept_until_stopped(&self, event_loops: &Arc<EventLoops>) {
         let stop = &self.shared.stop;
         while !stop.wait(Some(self.listener.as_fd()), None) {
             match self.listener.accept() {
-                Ok(stream) => self.start_connection(stream, hubs),
+                Ok(stream) => self.start_connection(stream, event_loops),
                 Err(error) => match error.kind() {
                     // The connection was closed again before it was accepted.
                     io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
                     io::ErrorKind::NotConnected | io::ErrorKind::InvalidInput | io::ErrorKind::ConnectionReset => {}
                     _ => {
-                        self.shared.complaints.log("nobody", &format!("cannot accept connections: {error}"));
+                        self.shared.rate_limited_log.log("nobody", &format!("cannot accept connections: {error}"));
                         stop.wait(None, Some(ACCEPT_PAUSE));
                     }
                 },
@@ -117,7 +117,7 @@ impl Server {
         }
     }
 
-    fn start_connection(&self, stream: Stream, hubs: &Arc<EventLoops>) {
+    fn start_connection(&self, stream: Stream, event_loops: &Arc<EventLoops>) {
         let stream = Arc::new(stream);
         let Some(entry) = self.shared.enter(&stream) else {
             return handshake::refuse(
@@ -128,15 +128,16 @@ impl Server {
                 "this lender has too many connections",
             );
         };
-        let (shared, hubs, for_thread) = (Arc::clone(&self.shared), Arc::clone(hubs), Arc::clone(&stream));
+        let (shared, event_loops, for_thread) =
+            (Arc::clone(&self.shared), Arc::clone(event_loops), Arc::clone(&stream));
         let thread = thread::Builder::new().name("lender-greeter".into()).stack_size(STACK_BYTES);
-        let greet = move || {
+        let handshake = move || {
             confine(Work::Serving, confined::NOTHING);
-            if let Some(member) = handshake::receive(&shared, for_thread, entry) {
-                hubs.take(member);
+            if let Some(connection) = handshake::receive(&shared, for_thread, entry) {
+                event_loops.take(connection);
             }
         };
-        if let Err(error) = thread.spawn(greet) {
+        if let Err(error) = thread.spawn(handshake) {
             tracing::warn!(%error, "cannot start a thread for a connection; raise the limit on threads");
             let text = "this lender has too many threads";
             handshake::refuse(&self.shared, &stream, &Channel::plain(), wire::REFUSED_BUSY, text);
@@ -164,25 +165,25 @@ impl Handle {
 
     /// The present limits.
     pub fn limits(&self) -> Limits {
-        self.shared.pacing.limits()
+        self.shared.rate_limiter.limits()
     }
 
     /// Sets the limits. Earlier debts are forgotten.
     pub fn set_limits(&self, limits: Limits) {
-        self.shared.pacing.set(limits);
+        self.shared.rate_limiter.set(limits);
     }
 
     /// State and counters.
     pub fn status(&self) -> report::Lender {
-        let limits = self.shared.pacing.limits();
+        let limits = self.shared.rate_limiter.limits();
         let table = self.shared.table.lock();
         let store = self.shared.store.lock();
-        let tally = &self.shared.tally;
+        let statistics = &self.shared.statistics;
         let now = Instant::now();
         let milliseconds = |ns: &AtomicU64| ns.load(Relaxed) / 1_000_000;
         let cpu_ms = |ns: &AtomicU64| limits.cpu_percent.map(|_| milliseconds(ns));
         let borrower_list = table.sessions().iter().filter_map(|(name, session)| {
-            let (counters, stored_pages, zero_pages) = store.owner_status(session.owner)?;
+            let (counters, stored_pages, zero_pages) = store.tenant_status(session.tenant)?;
             let Counters {
                 puts,
                 puts_refused,
@@ -237,11 +238,11 @@ impl Handle {
             capacity_pages: self.shared.capacity_pages,
             stored_pages: store.stored_pages().into(),
             zero_pages: store.zero_pages().into(),
-            free_resident_pages: store.warm_pages().into(),
-            headroom_bytes: tally.headroom_bytes.load(Relaxed),
+            free_resident_pages: store.free_resident_pages().into(),
+            headroom_bytes: statistics.headroom_bytes.load(Relaxed),
             reserve_bytes: self.shared.reserve_bytes.load(Relaxed),
-            memory_total_bytes: tally.memory_total_bytes.load(Relaxed),
-            pressure: Pressure::reported(tally.pressure.load(Relaxed)),
+            memory_total_bytes: statistics.memory_total_bytes.load(Relaxed),
+            pressure: Pressure::reported(statistics.pressure.load(Relaxed)),
             puts,
             puts_refused,
             gets,
@@ -252,24 +253,24 @@ impl Handle {
             shrunk,
             reclaimed_by_kernel,
             notices_forgotten,
-            lost_notices_sent: tally.lost_notices_sent.load(Relaxed),
-            scans: tally.scans.load(Relaxed),
-            demanded_pages: tally.demanded_pages.load(Relaxed),
-            malformed_frames: tally.malformed_frames.load(Relaxed),
-            refused_connections: tally.refused_connections.load(Relaxed),
-            refused_keys: tally.refused_keys.load(Relaxed),
-            crowded_out_connections: tally.crowded_out.load(Relaxed),
-            stuck_connections: tally.stuck_connections.load(Relaxed),
+            lost_notices_sent: statistics.lost_notices_sent.load(Relaxed),
+            scans: statistics.scans.load(Relaxed),
+            demanded_pages: statistics.demanded_pages.load(Relaxed),
+            malformed_frames: statistics.malformed_frames.load(Relaxed),
+            refused_connections: statistics.refused_connections.load(Relaxed),
+            refused_keys: statistics.refused_keys.load(Relaxed),
+            crowded_out_connections: statistics.crowded_out.load(Relaxed),
+            stuck_connections: statistics.stuck_connections.load(Relaxed),
             connections: table.connections() as u64,
             borrowers: (table.sessions().len() - table.kept_sessions()) as u64,
             kept_sessions: table.kept_sessions() as u64,
-            expired_sessions: tally.expired_sessions.load(Relaxed),
-            resumed_sessions: tally.resumed_sessions.load(Relaxed),
+            expired_sessions: statistics.expired_sessions.load(Relaxed),
+            resumed_sessions: statistics.resumed_sessions.load(Relaxed),
             cpu_percent: limits.cpu_percent.map(|percent| percent.get()),
             rate_bytes: limits.rate_bytes.map(|rate| rate.get()),
-            cpu_ms: cpu_ms(&tally.cpu_ns),
-            paced_ms: milliseconds(&tally.paced_ns),
-            paced_misses: tally.paced_misses.load(Relaxed),
+            cpu_ms: cpu_ms(&statistics.cpu_ns),
+            paced_ms: milliseconds(&statistics.paced_ns),
+            paced_misses: statistics.paced_misses.load(Relaxed),
             borrower_list,
         }
     }

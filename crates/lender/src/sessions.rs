@@ -5,11 +5,11 @@
 //! and nothing waits. Its only operation on a socket is to shut it down; the thread that serves
 //! this connection then detects that and ends the connection. [`crate::entry`] is the edge.
 //!
-//! Must never happen here: an owner's number is freed while a connection with this number
-//! still runs, because the store may assign the number again. So a session's owner is removed only
+//! Must never happen here: a tenant's number is freed while a connection with this number
+//! still runs, because the store may assign the number again. So a session's tenant is removed only
 //! when its last connection has ended.
 
-use crate::store::{Owner, Store};
+use crate::store::{Store, Tenant};
 use page::Version;
 use std::collections::{HashMap, VecDeque};
 use std::net::Shutdown;
@@ -26,9 +26,9 @@ pub const CONNECTIONS_MAX: usize = 256;
 /// some kilobytes, for at most 2 s. When one more comes, the oldest is ended. A borrower's
 /// handshake takes a few milliseconds, so only a peer with thousands of connections a second shuts
 /// others out, and never connected borrowers.
-pub const STRANGERS_MAX: usize = 64;
+pub const UNAUTHENTICATED_MAX: usize = 64;
 /// The maximum number including those that were ended and whose threads still run.
-const LEAVING_STRANGERS_MAX: usize = 2 * STRANGERS_MAX;
+const UNAUTHENTICATED_LEAVING_MAX: usize = 2 * UNAUTHENTICATED_MAX;
 /// The maximum number of connections of a session.
 pub const SESSION_CONNECTIONS_MAX: u32 = wire::SESSION_CONNECTIONS_MAX as u32;
 /// The maximum number of sessions, kept ones included.
@@ -37,7 +37,7 @@ pub const SESSIONS_MAX: usize = 64;
 /// borrower sends Pings ([`wire::PING_SECONDS_MAX`]), even one that has nothing to put.
 pub const SILENCE_MAX: Duration = Duration::from_secs(6 * wire::PING_SECONDS_MAX);
 
-const _: () = assert!(SESSIONS_MAX * 2 <= crate::store::OWNERS_MAX); // ending sessions still have their number
+const _: () = assert!(SESSIONS_MAX * 2 <= crate::store::TENANTS_MAX); // ending sessions still have their number
 
 /// A session's name.
 pub type Name = [u8; 16];
@@ -45,16 +45,16 @@ pub type Name = [u8; 16];
 /// When a connection last received a frame: the time since the lender's start. The thread that
 /// serves it can update the time without a lock.
 #[derive(Debug)]
-pub struct Heard {
+pub struct LastReceived {
     start: Instant,
     after_ms: AtomicU64,
 }
 
-impl Heard {
-    fn new(start: Instant, now: Instant) -> Heard {
-        let heard = Heard { start, after_ms: AtomicU64::new(0) };
-        heard.note(now);
-        heard
+impl LastReceived {
+    fn new(start: Instant, now: Instant) -> LastReceived {
+        let last_received = LastReceived { start, after_ms: AtomicU64::new(0) };
+        last_received.note(now);
+        last_received
     }
 
     /// A frame has arrived.
@@ -83,8 +83,8 @@ pub struct Usage {
 
 /// A session.
 pub struct Session {
-    /// The owner of its pages.
-    pub owner: Owner,
+    /// The tenant of its pages.
+    pub tenant: Tenant,
     /// The number of its connections.
     pub connections: u32,
     /// Its main connection; `None` after that has ended.
@@ -93,7 +93,7 @@ pub struct Session {
     pub kept_since: Option<Instant>,
     /// The session ends with its last connection.
     ended: bool,
-    heard: Arc<Heard>,
+    last_received: Arc<LastReceived>,
     /// Its use of the lender's share.
     pub usage: Arc<Usage>,
 }
@@ -104,8 +104,8 @@ impl Session {
     }
 
     fn joined(&self) -> Joined {
-        let (heard, usage) = (Arc::clone(&self.heard), Arc::clone(&self.usage));
-        Joined { owner: self.owner, resumed: true, heard, usage }
+        let (last_received, usage) = (Arc::clone(&self.last_received), Arc::clone(&self.usage));
+        Joined { tenant: self.tenant, resumed: true, last_received, usage }
     }
 }
 
@@ -119,9 +119,9 @@ struct Connection {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Standing {
     /// Its handshake has not ended.
-    Stranger,
+    Unauthenticated,
     /// It was ended before its handshake had ended.
-    CrowdedOut,
+    Displaced,
     /// It has joined a session.
     Joined,
 }
@@ -129,12 +129,12 @@ enum Standing {
 /// The result of joining a session.
 #[derive(Clone, Debug)]
 pub struct Joined {
-    /// The owner of the pages.
-    pub owner: Owner,
+    /// The tenant of the pages.
+    pub tenant: Tenant,
     /// The session existed already.
     pub resumed: bool,
     /// Updated with each frame.
-    pub heard: Arc<Heard>,
+    pub last_received: Arc<LastReceived>,
     /// Updated with each cost.
     pub usage: Arc<Usage>,
 }
@@ -158,8 +158,8 @@ pub struct Table {
     start: Instant,
     sessions: HashMap<Name, Session>,
     next_session: u64,
-    /// Owners of ended sessions, whose pages the housekeeping frees.
-    leaving: VecDeque<Owner>,
+    /// Tenants of ended sessions, whose pages the housekeeping frees.
+    leaving: VecDeque<Tenant>,
 }
 
 impl Table {
@@ -203,25 +203,28 @@ impl Table {
             self.end_silent(store, now);
             return None;
         }
-        if self.connections.len() - joined >= LEAVING_STRANGERS_MAX {
+        if self.connections.len() - joined >= UNAUTHENTICATED_LEAVING_MAX {
             return None;
         }
         let number = self.next_number;
         self.next_number += 1;
-        self.connections
-            .insert(number, Connection { stream: Arc::clone(stream), session: None, standing: Standing::Stranger });
+        self.connections.insert(
+            number,
+            Connection { stream: Arc::clone(stream), session: None, standing: Standing::Unauthenticated },
+        );
         Some(number)
     }
 
-    /// Ends the oldest stranger if one more would be too many. Call it before [`Table::enter`].
-    /// Returns whether it had to.
-    pub fn crowd_out(&mut self) -> bool {
-        if self.count(Standing::Stranger) < STRANGERS_MAX {
+    /// Ends the oldest unauthenticated connection if one more would be too many. Call it before
+    /// [`Table::enter`]. Returns whether it had to.
+    pub fn displace_oldest(&mut self) -> bool {
+        if self.count(Standing::Unauthenticated) < UNAUTHENTICATED_MAX {
             return false;
         }
-        let strangers = self.connections.iter_mut().filter(|(_, other)| other.standing == Standing::Stranger);
-        let Some((_, oldest)) = strangers.min_by_key(|(number, _)| **number) else { return false };
-        oldest.standing = Standing::CrowdedOut;
+        let unauthenticated =
+            self.connections.iter_mut().filter(|(_, other)| other.standing == Standing::Unauthenticated);
+        let Some((_, oldest)) = unauthenticated.min_by_key(|(number, _)| **number) else { return false };
+        oldest.standing = Standing::Displaced;
         let _ = oldest.stream.shutdown(Shutdown::Both);
         true
     }
@@ -262,7 +265,7 @@ impl Table {
             if session.main.is_some_and(|main| main > number) {
                 return Err(Refusal::Busy("a newer connection has taken this session over"));
             }
-            if next_version.is_some_and(|next| store.newest(session.owner) >= next) {
+            if next_version.is_some_and(|next| store.highest_version(session.tenant) >= next) {
                 return Err(Refusal::Behind);
             }
             if session.connections > 0 {
@@ -270,7 +273,7 @@ impl Table {
                 return Ok(None);
             }
             (session.main, session.connections, session.kept_since) = (Some(number), 1, None);
-            session.heard.note(now);
+            session.last_received.note(now);
             let joined = session.joined();
             self.note_joined(number, name);
             return Ok(Some(joined));
@@ -278,8 +281,8 @@ impl Table {
         if self.sessions.len() >= SESSIONS_MAX && !self.forget_oldest_kept() {
             return if self.end_silent(store, now) { Ok(None) } else { Err(Refusal::Busy("too many borrowers")) };
         }
-        let owner = store.add_owner().ok_or(Refusal::Busy("too many borrowers"))?;
-        let heard = Arc::new(Heard::new(self.start, now));
+        let tenant = store.add_tenant().ok_or(Refusal::Busy("too many borrowers"))?;
+        let last_received = Arc::new(LastReceived::new(self.start, now));
         let usage = Arc::new(Usage {
             number: self.next_session,
             cpu_ns: AtomicU64::new(0),
@@ -287,8 +290,15 @@ impl Table {
             paced_misses: AtomicU64::new(0),
         });
         self.next_session += 1;
-        let session =
-            Session { owner, connections: 1, main: Some(number), kept_since: None, ended: false, heard, usage };
+        let session = Session {
+            tenant,
+            connections: 1,
+            main: Some(number),
+            kept_since: None,
+            ended: false,
+            last_received,
+            usage,
+        };
         let joined = Joined { resumed: false, ..session.joined() };
         self.sessions.insert(name, session);
         self.note_joined(number, name);
@@ -321,9 +331,9 @@ impl Table {
         }
     }
 
-    /// The connection does not use the store any more. Returns the owner whose pages the caller
+    /// The connection does not use the store any more. Returns the tenant whose pages the caller
     /// must free before it calls [`Table::remove`].
-    pub fn leave(&mut self, number: u64, store: &Store, grace: Duration, now: Instant) -> Option<Owner> {
+    pub fn leave(&mut self, number: u64, store: &Store, grace: Duration, now: Instant) -> Option<Tenant> {
         let name = self.connections.get_mut(&number)?.session.take()?;
         let session = self.sessions.get_mut(&name)?;
         session.connections -= 1;
@@ -347,14 +357,14 @@ impl Table {
 
     /// The session's last connection has ended: keeps the session, if it has pages and a grace
     /// time.
-    fn let_go(&mut self, name: Name, store: &Store, grace: Duration) -> Option<Owner> {
-        let Session { owner, ended, .. } = *self.sessions.get(&name)?;
-        let has_pages = store.owner_status(owner).is_some_and(|(_, pages, zeros)| pages + zeros > 0);
+    fn let_go(&mut self, name: Name, store: &Store, grace: Duration) -> Option<Tenant> {
+        let Session { tenant, ended, .. } = *self.sessions.get(&name)?;
+        let has_pages = store.tenant_status(tenant).is_some_and(|(_, pages, zeros)| pages + zeros > 0);
         if has_pages && !ended && !self.closed && !grace.is_zero() {
             return None;
         }
         self.sessions.remove(&name);
-        Some(owner)
+        Some(tenant)
     }
 
     /// Forgets the sessions that were kept for the grace time. Returns how many.
@@ -363,18 +373,18 @@ impl Table {
             session.is_kept() && session.kept_since.is_some_and(|since| now.saturating_duration_since(since) >= grace)
         };
         let before = self.sessions.len();
-        self.leaving.extend(self.sessions.extract_if(|_, session| over(session)).map(|(_, session)| session.owner));
+        self.leaving.extend(self.sessions.extract_if(|_, session| over(session)).map(|(_, session)| session.tenant));
         before - self.sessions.len()
     }
 
-    /// The next owner whose pages the housekeeping has to free.
-    pub fn next_leaving(&self) -> Option<Owner> {
+    /// The next tenant whose pages the housekeeping has to free.
+    pub fn next_leaving(&self) -> Option<Tenant> {
         self.leaving.front().copied()
     }
 
-    /// The owner's pages are free.
-    pub fn has_left(&mut self, owner: Owner) {
-        self.leaving.retain(|leaving| *leaving != owner);
+    /// The tenant's pages are free.
+    pub fn has_left(&mut self, tenant: Tenant) {
+        self.leaving.retain(|leaving| *leaving != tenant);
     }
 
     /// Ends all connections, and accepts no more.
@@ -390,7 +400,7 @@ impl Table {
         let kept = self.sessions.iter().filter(|(_, session)| session.is_kept());
         let Some((name, _)) = kept.min_by_key(|(_, session)| session.kept_since) else { return false };
         let name = *name;
-        self.leaving.extend(self.sessions.remove(&name).map(|session| session.owner));
+        self.leaving.extend(self.sessions.remove(&name).map(|session| session.tenant));
         true
     }
 
@@ -398,10 +408,12 @@ impl Table {
     /// Returns false if there is none.
     fn end_silent(&mut self, store: &Store, now: Instant) -> bool {
         let silent = self.sessions.iter().filter(|(_, session)| {
-            let puts = store.owner_status(session.owner).map_or(0, |(counters, ..)| counters.puts);
-            puts == 0 && session.heard.silence(now) > SILENCE_MAX
+            let puts = store.tenant_status(session.tenant).map_or(0, |(counters, ..)| counters.puts);
+            puts == 0 && session.last_received.silence(now) > SILENCE_MAX
         });
-        let Some((name, _)) = silent.max_by_key(|(_, session)| session.heard.silence(now)) else { return false };
+        let Some((name, _)) = silent.max_by_key(|(_, session)| session.last_received.silence(now)) else {
+            return false;
+        };
         let name = *name;
         self.end_session(name);
         true
@@ -434,7 +446,7 @@ mod tests {
     impl House {
         fn new() -> House {
             let mut store = Store::new(1000).unwrap();
-            store.set_headroom_pages(1000);
+            store.set_available_pages(1000);
             let begun = Instant::now();
             House { table: Table::new(begun), store, begun, far: HashMap::new() }
         }
@@ -476,16 +488,16 @@ mod tests {
             self.table.join_get(number, [name; 16]).map(|_| number)
         }
 
-        fn put(&mut self, owner: Owner) {
+        fn put(&mut self, tenant: Tenant) {
             let key = Key { id: PageId { file: FileKey(1), index: 1 }, version: Version(1) };
-            assert!(self.store.put(owner, key, 0, &[1; PAGE_SIZE]));
+            assert!(self.store.put(tenant, key, 0, &[1; PAGE_SIZE]));
         }
 
         /// The connection's thread ends. Returns whether the session's pages were freed with it.
         fn leave(&mut self, number: u64, second: u64) -> bool {
             let over = self.table.leave(number, &self.store, GRACE, self.second(second));
-            if let Some(owner) = over {
-                while !self.store.remove_owner(owner, 10) {}
+            if let Some(tenant) = over {
+                while !self.store.remove_tenant(tenant, 10) {}
             }
             self.table.remove(number);
             over.is_some()
@@ -501,7 +513,7 @@ mod tests {
     fn who_was_set_back_does_not_resume_what_went_on_without_him() {
         let mut house = House::new();
         let (first, joined) = house.main(1, 0);
-        house.put(joined.owner);
+        house.put(joined.tenant);
         // The borrower put version 1, so its next one is at least 2. This holds while it is
         // connected and after that; a refusal does not change the session.
         let behind = house.enter(1).unwrap();
@@ -512,11 +524,11 @@ mod tests {
         assert!(!house.leave(behind, 3));
         let rightful = house.enter(4).unwrap();
         let resumed = house.join_telling(rightful, 1, Some(2), 4).unwrap().unwrap();
-        assert_eq!((resumed.owner, resumed.resumed), (joined.owner, true));
+        assert_eq!((resumed.tenant, resumed.resumed), (joined.tenant, true));
         // The borrower does not know of a version either that was not stored.
         house.store.set_lending(false);
         let key = Key { id: PageId { file: FileKey(1), index: 9 }, version: Version(7) };
-        assert!(!house.store.put(resumed.owner, key, 0, &[1; PAGE_SIZE]));
+        assert!(!house.store.put(resumed.tenant, key, 0, &[1; PAGE_SIZE]));
         let behind = house.enter(5).unwrap();
         assert_eq!(house.join_telling(behind, 1, Some(7), 5).unwrap_err(), Refusal::Behind);
         // Under another name it starts a new session. A borrower that sends no version resumes as
@@ -533,34 +545,34 @@ mod tests {
         assert_eq!(house.get(1), Err(Refusal::NoSession), "main comes first");
         let (main, joined) = house.main(1, 0);
         assert!(!joined.resumed);
-        house.put(joined.owner);
+        house.put(joined.tenant);
         let get = house.get(1).unwrap();
         assert!(!house.leave(main, 1));
         assert!(house.was_shut_down(get), "gets end with main");
         assert_eq!(house.get(1), Err(Refusal::NoSession));
-        assert_eq!(house.table.expire(GRACE, house.second(100)), 0, "the get's thread still knows the owner");
+        assert_eq!(house.table.expire(GRACE, house.second(100)), 0, "the get's thread still knows the tenant");
         assert!(!house.leave(get, 2));
         assert_eq!(house.table.kept_sessions(), 1);
         // Kept from the end of its main connection on.
         assert_eq!(house.table.expire(GRACE, house.second(30)), 0);
         let (main, again) = house.main(1, 30);
-        assert_eq!((again.resumed, again.owner), (true, joined.owner));
+        assert_eq!((again.resumed, again.tenant), (true, joined.tenant));
         assert_eq!(house.table.expire(GRACE, house.second(100)), 0);
         assert!(!house.leave(main, 100));
         assert_eq!(house.table.expire(GRACE, house.second(130)), 1);
-        assert_eq!(house.table.next_leaving(), Some(joined.owner));
+        assert_eq!(house.table.next_leaving(), Some(joined.tenant));
         assert!(!house.main(1, 131).1.resumed);
     }
 
     #[test]
-    fn nothing_is_kept_for_who_says_goodbye_or_has_no_pages() {
+    fn no_session_is_kept_after_a_goodbye_or_without_pages() {
         let mut house = House::new();
         let (main, joined) = house.main(1, 0);
-        house.put(joined.owner);
+        house.put(joined.tenant);
         let get = house.get(1).unwrap();
         house.table.end_session([1; 16]);
         assert!(house.was_shut_down(get));
-        assert!(!house.leave(main, 1), "the get's thread still knows the owner");
+        assert!(!house.leave(main, 1), "the get's thread still knows the tenant");
         assert!(house.leave(get, 1));
         let (main, _) = house.main(2, 1);
         assert!(house.leave(main, 2));
@@ -571,7 +583,7 @@ mod tests {
     fn the_newest_main_takes_over_when_the_others_have_left() {
         let mut house = House::new();
         let (old, joined) = house.main(1, 0);
-        house.put(joined.owner);
+        house.put(joined.tenant);
         let get = house.get(1).unwrap();
         let [late, new] = [house.enter(1).unwrap(), house.enter(1).unwrap()];
         assert!(house.join(new, 1, 1).unwrap().is_none());
@@ -591,28 +603,28 @@ mod tests {
         for name in 1..=SESSIONS_MAX as u8 {
             let (main, joined) = house.main(name, u64::from(name));
             if name <= 3 {
-                house.put(joined.owner);
+                house.put(joined.tenant);
             }
             mains.push((main, joined));
         }
         // Nobody was silent for long.
-        let stranger = house.enter(60).unwrap();
-        assert!(matches!(house.join(stranger, 100, 60), Err(Refusal::Busy(_))));
+        let unauthenticated = house.enter(60).unwrap();
+        assert!(matches!(house.join(unauthenticated, 100, 60), Err(Refusal::Busy(_))));
         // The one kept for longest is removed first.
         house.leave(mains[1].0, 60);
         house.leave(mains[0].0, 61);
-        assert!(house.join(stranger, 100, 62).unwrap().is_some());
-        assert_eq!(house.table.next_leaving(), Some(mains[1].1.owner));
+        assert!(house.join(unauthenticated, 100, 62).unwrap().is_some());
+        assert_eq!(house.table.next_leaving(), Some(mains[1].1.tenant));
         assert!(house.table.sessions().contains_key(&[1; 16]));
         house.main(101, 62);
         assert!(!house.table.sessions().contains_key(&[1; 16]));
         // Then those that never put a page, and were silent for long: session 4, not 3.
-        let stranger = house.enter(200).unwrap();
-        mains[4].1.heard.note(house.second(199));
-        assert!(house.join(stranger, 102, 200).unwrap().is_none());
+        let unauthenticated = house.enter(200).unwrap();
+        mains[4].1.last_received.note(house.second(199));
+        assert!(house.join(unauthenticated, 102, 200).unwrap().is_none());
         assert!(house.was_shut_down(mains[3].0) && !house.was_shut_down(mains[2].0));
         house.leave(mains[3].0, 200);
-        assert!(house.join(stranger, 102, 200).unwrap().is_some());
+        assert!(house.join(unauthenticated, 102, 200).unwrap().is_some());
         assert!(!house.was_shut_down(mains[4].0));
     }
 
@@ -623,7 +635,7 @@ mod tests {
         for name in 1..=16 {
             if name > 1 {
                 let (_, joined) = house.main(name, 0);
-                joined.heard.note(house.second(100));
+                joined.last_received.note(house.second(100));
             }
             for _ in 1..SESSION_CONNECTIONS_MAX {
                 house.get(name).unwrap();
@@ -638,21 +650,21 @@ mod tests {
     }
 
     #[test]
-    fn strangers_take_no_places_of_borrowers() {
+    fn unauthenticated_connections_take_no_places_of_borrowers() {
         let mut house = House::new();
         let (main, _) = house.main(1, 0);
-        let strangers: Vec<u64> = (0..STRANGERS_MAX).map(|_| house.enter(0).unwrap()).collect();
-        assert!(house.table.crowd_out());
-        assert!(house.was_shut_down(strangers[0]) && !house.was_shut_down(strangers[1]));
+        let unauthenticated: Vec<u64> = (0..UNAUTHENTICATED_MAX).map(|_| house.enter(0).unwrap()).collect();
+        assert!(house.table.displace_oldest());
+        assert!(house.was_shut_down(unauthenticated[0]) && !house.was_shut_down(unauthenticated[1]));
         let borrower = house.enter(0).unwrap();
-        assert!(house.table.crowd_out() && house.was_shut_down(strangers[1]));
+        assert!(house.table.displace_oldest() && house.was_shut_down(unauthenticated[1]));
         assert!(house.join(borrower, 2, 0).unwrap().is_some(), "the youngest is the last to go");
-        assert!(!house.table.crowd_out());
+        assert!(!house.table.displace_oldest());
         // Connections that were ended and still run take no more places than that.
         while house.enter(0).is_some() {
-            house.table.crowd_out();
+            house.table.displace_oldest();
         }
-        assert_eq!(house.table.connections(), 2 + LEAVING_STRANGERS_MAX);
+        assert_eq!(house.table.connections(), 2 + UNAUTHENTICATED_LEAVING_MAX);
         assert!(!house.was_shut_down(main) && !house.was_shut_down(borrower));
     }
 }

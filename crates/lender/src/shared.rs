@@ -1,6 +1,6 @@
 //! State that the threads of a lender share.
 
-use crate::rate_limit::{Limits, Pace};
+use crate::rate_limit::{Limits, RateLimiter};
 use crate::sessions::Table;
 use crate::store::Store;
 use crate::whole::Whole;
@@ -25,7 +25,7 @@ pub struct Shared {
     /// How long the pages of a borrower that lost its connection are kept for it.
     pub grace: Duration,
     /// Rate limits, if there are any.
-    pub pacing: Pacing,
+    pub rate_limiter: SharedRateLimiter,
     /// Memory to leave free. It may change while the lender runs.
     pub reserve_bytes: AtomicU64,
     /// The security of connections: it decides which borrowers may connect.
@@ -37,9 +37,9 @@ pub struct Shared {
     /// The request to stop.
     pub stop: Stop,
     /// Statistics for the status.
-    pub tally: Tally,
+    pub statistics: Statistics,
     /// Rate-limited log of bad peers.
-    pub complaints: Complaints,
+    pub rate_limited_log: Complaints,
 }
 
 impl Shared {
@@ -51,52 +51,52 @@ impl Shared {
             table: Mutex::new(Table::new(Instant::now())),
             left: Condvar::new(),
             grace,
-            pacing: Pacing::default(),
+            rate_limiter: SharedRateLimiter::default(),
             reserve_bytes: AtomicU64::new(0),
             security,
             // The standard library seeds this hasher's keys from the system's random numbers.
             incarnation: RandomState::new().hash_one(std::process::id()),
             stop: Stop::new()?,
-            tally: Tally::default(),
-            complaints: Complaints::default(),
+            statistics: Statistics::default(),
+            rate_limited_log: Complaints::default(),
         })
     }
 }
 
-/// The lender's [`Pace`], which may change while it runs. It has a lock of its own, which is held
-/// for some arithmetic; without limits it is not locked at all.
+/// The lender's [`RateLimiter`], which may change while it runs. It has a lock of its own, which is
+/// held for some arithmetic; without limits it is not locked at all.
 #[derive(Default)]
-pub struct Pacing {
+pub struct SharedRateLimiter {
     is_limited: AtomicBool,
-    pace: Mutex<Option<Pace>>,
+    rate_limiter: Mutex<Option<RateLimiter>>,
 }
 
-impl Pacing {
+impl SharedRateLimiter {
     /// Sets the limits, with all debts paid.
     pub fn set(&self, limits: Limits) {
-        let pace = Pace::new(limits, Instant::now());
-        self.is_limited.store(pace.is_some(), Ordering::Relaxed);
-        *self.pace.lock() = pace;
+        let rate_limiter = RateLimiter::new(limits, Instant::now());
+        self.is_limited.store(rate_limiter.is_some(), Ordering::Relaxed);
+        *self.rate_limiter.lock() = rate_limiter;
     }
 
-    /// Runs `ask` on the pace, if there is one.
-    pub fn ask<T>(&self, ask: impl FnOnce(&mut Pace) -> T) -> Option<T> {
+    /// Runs `ask` on the rate limiter, if there is one.
+    pub fn ask<T>(&self, ask: impl FnOnce(&mut RateLimiter) -> T) -> Option<T> {
         if !self.is_limited.load(Ordering::Relaxed) {
             return None;
         }
-        self.pace.lock().as_mut().map(ask)
+        self.rate_limiter.lock().as_mut().map(ask)
     }
 
     /// The present limits.
     pub fn limits(&self) -> Limits {
-        self.ask(|pace| pace.limits()).unwrap_or_default()
+        self.ask(|rate_limiter| rate_limiter.limits()).unwrap_or_default()
     }
 }
 
 /// Numbers for the status that are not the store's.
 #[derive(Default)]
 #[allow(missing_docs)] // they have the names and meanings of the status
-pub struct Tally {
+pub struct Statistics {
     pub headroom_bytes: AtomicU64,
     pub memory_total_bytes: AtomicU64,
     /// A [`crate::pressure::Pressure`].

@@ -3,7 +3,7 @@
 
 mod client;
 
-use client::{Client, Lender, PATIENCE, hello};
+use client::{Client, Lender, WAIT_MAX, hello};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -43,6 +43,6 @@ fn without_descriptors_it_waits_and_does_not_spin() {
     assert!(begun.elapsed() >= PAUSES_MIN, "{TRIES} tries took {:?}", begun.elapsed());
     drop(fillers);
     setrlimit(Resource::Nofile, before).unwrap();
-    client.greet(hello(wire::ROLE_MAIN, [2; 16])).unwrap();
-    assert!(lender.address.connect(PATIENCE).is_ok());
+    client.handshake(hello(wire::ROLE_MAIN, [2; 16])).unwrap();
+    assert!(lender.address.connect(WAIT_MAX).is_ok());
 }

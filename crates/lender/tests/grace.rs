@@ -2,7 +2,7 @@
 
 mod client;
 
-use client::{Client, Lender, PATIENCE, checksum, config, hello, key, page_of};
+use client::{Client, Lender, WAIT_MAX, checksum, config, hello, key, page_of};
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 use wire::{Header, Kind, PutItem, ROLE_GET, ROLE_MAIN, WELCOME_RESUMED, WireKey};
@@ -15,7 +15,7 @@ fn lender(grace: Duration, capacity_pages: u64) -> Lender {
 /// Returns a main connection, and whether it resumed a session.
 fn main(lender: &Lender, name: u8) -> (Client, bool) {
     let mut client = Client::connect_raw(&lender.address);
-    let welcome = client.greet(hello(ROLE_MAIN, [name; 16])).unwrap();
+    let welcome = client.handshake(hello(ROLE_MAIN, [name; 16])).unwrap();
     (client, welcome.flags.get() & WELCOME_RESUMED != 0)
 }
 
@@ -39,7 +39,7 @@ fn a_borrower_that_comes_back_finds_its_pages() {
     assert!(status.borrower_list[0].kept_ms.is_some());
     // Another session does not reach them, and a get connection alone cannot.
     assert!(!main(&lender, 2).1);
-    let refused = Client::connect_raw(&lender.address).greet(hello(ROLE_GET, [1; 16])).unwrap_err();
+    let refused = Client::connect_raw(&lender.address).handshake(hello(ROLE_GET, [1; 16])).unwrap_err();
     assert_eq!(refused.code, wire::REFUSED_SESSION);
     let (_main, resumed) = main(&lender, 1);
     assert!(resumed);
@@ -55,17 +55,18 @@ fn who_was_set_back_is_refused_and_the_rightful_one_is_not() {
     drop(first);
     lender.wait_for("it is kept", |status| status.kept_sessions == 1);
     for behind in [1, 40, 41] {
-        let refused = Client::connect_raw(&lender.address).greet_with(hello(ROLE_MAIN, [1; 16]), behind).unwrap_err();
+        let refused =
+            Client::connect_raw(&lender.address).handshake_with(hello(ROLE_MAIN, [1; 16]), behind).unwrap_err();
         assert_eq!(refused.code, wire::REFUSED_BEHIND, "{}", refused.text);
     }
     let mut rightful = Client::connect_raw(&lender.address);
-    let welcome = rightful.greet_with(hello(ROLE_MAIN, [1; 16]), 42).unwrap();
+    let welcome = rightful.handshake_with(hello(ROLE_MAIN, [1; 16]), 42).unwrap();
     assert_eq!(welcome.flags.get(), WELCOME_RESUMED);
     assert_eq!(Client::connect(&lender.address, ROLE_GET, 1).hits(&[key(1, 40), key(2, 41)]), 2);
 }
 
 #[test]
-fn pages_of_who_stays_away_are_freed() {
+fn pages_of_a_borrower_that_stays_away_are_freed() {
     let grace = Duration::from_millis(300);
     let lender = lender(grace, 1000);
     let (mut borrower, _) = main(&lender, 1);
@@ -170,5 +171,5 @@ fn pages_kept_are_gone_with_the_lender() {
     assert!(borrower.is_closed());
     let second = Lender::start(lender::Config { grace: LONG, ..config(&address.to_string(), 1000) });
     assert!(!main(&second, 1).1);
-    assert!(second.address.connect(PATIENCE).is_ok());
+    assert!(second.address.connect(WAIT_MAX).is_ok());
 }

@@ -152,7 +152,7 @@ fn a_rate_is_kept_and_shared() {
 /// If a borrower requests so much at once that waiting does not help, it gets misses, within the
 /// time limit of a borrower. And stopping waits for no borrower.
 #[test]
-fn who_is_far_behind_misses() {
+fn gets_of_a_session_far_behind_are_misses() {
     let limits = Limits { rate_bytes: NonZeroU64::new(lender::RATE_MIN_BYTES), cpu_percent: NonZeroU32::new(100) };
     let lender = Lender::start(Config { limits, ..config("127.0.0.1:0", 10_000) });
     let mut main = Client::connect(&lender.address, ROLE_MAIN, 1);

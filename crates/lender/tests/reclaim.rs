@@ -7,7 +7,7 @@
 
 mod client;
 
-use client::{Client, PATIENCE, config, key};
+use client::{Client, WAIT_MAX, config, key};
 use lender::{Address, Server};
 use os::cgroup::{Version, hierarchy, parse_number};
 use std::collections::HashSet;
@@ -77,7 +77,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         // The processes are gone, but the kernel may notice that a moment later.
         let begun = Instant::now();
-        while std::fs::remove_dir(&self.directory).is_err() && begun.elapsed() < PATIENCE {
+        while std::fs::remove_dir(&self.directory).is_err() && begun.elapsed() < WAIT_MAX {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -105,7 +105,7 @@ impl Part {
     }
 
     /// Returns the rest of the next line that begins with `word`.
-    fn told(&mut self, word: &str) -> String {
+    fn line_after(&mut self, word: &str) -> String {
         let mut line = String::new();
         loop {
             line.clear();
@@ -156,12 +156,12 @@ fn a_part_of_another_test() {
                 handle.shutdown();
             });
         }
-        "squeeze" => {
+        "hog" => {
             let bytes: usize = argument.parse().unwrap();
             let mut memory = vec![0u8; bytes];
             // Touches page by page, as a program that uses the memory does.
             memory.chunks_mut(4096).for_each(|page| page[0] = 1);
-            println!("\nsqueezed");
+            println!("\nallocated");
             wait_for_the_end();
             drop(memory);
         }
@@ -182,7 +182,7 @@ fn group_or_skip(test: &str, limit_bytes: u64) -> Option<Group> {
 
 fn status(lender: &mut Part) -> serde_json::Value {
     lender.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-    serde_json::from_str(&lender.told("status ")).unwrap()
+    serde_json::from_str(&lender.line_after("status ")).unwrap()
 }
 
 fn wait_for(lender: &mut Part, what: &str, condition: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
@@ -192,7 +192,7 @@ fn wait_for(lender: &mut Part, what: &str, condition: impl Fn(&serde_json::Value
         if condition(&status) {
             return status;
         }
-        assert!(begun.elapsed() < PATIENCE, "{what} did not happen: {status}");
+        assert!(begun.elapsed() < WAIT_MAX, "{what} did not happen: {status}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -200,25 +200,25 @@ fn wait_for(lender: &mut Part, what: &str, condition: impl Fn(&serde_json::Value
 /// The lender gives memory back when other processes use its reserve, before the kernel has to take
 /// it.
 #[test]
-fn a_squeezed_lender_gives_way() {
-    let lost = squeeze_lender("a_squeezed_lender_gives_way", 16 * MIB);
+fn a_lender_gives_memory_back_to_a_hog() {
+    let lost = put_lender_under_pressure("a_lender_gives_memory_back_to_a_hog", 16 * MIB);
     assert!(lost.is_none_or(|[given, _]| given > 0), "{lost:?}");
 }
 
 /// Without a reserve the kernel takes the pages.
 #[test]
 fn the_kernel_takes_what_is_lent() {
-    let lost = squeeze_lender("the_kernel_takes_what_is_lent", 0);
+    let lost = put_lender_under_pressure("the_kernel_takes_what_is_lent", 0);
     assert!(lost.is_none_or(|[_, taken]| taken > 5_000), "{lost:?}");
 }
 
 /// Returns the numbers of pages that a lender with that reserve gave back, and that the kernel
 /// took, when another process in its cgroup needed most of it.
-fn squeeze_lender(test: &str, reserve_bytes: u64) -> Option<[u64; 2]> {
+fn put_lender_under_pressure(test: &str, reserve_bytes: u64) -> Option<[u64; 2]> {
     let limit_bytes = 128 * MIB;
     let group = group_or_skip(test, limit_bytes)?;
     let mut lender = Part::start("lender", &reserve_bytes.to_string(), &group);
-    let address: Address = lender.told("listening ").parse().unwrap();
+    let address: Address = lender.line_after("listening ").parse().unwrap();
     let mut main = Client::connect(&address, ROLE_MAIN, 1);
     let mut get = Client::connect(&address, ROLE_GET, 1);
 
@@ -239,16 +239,16 @@ fn squeeze_lender(test: &str, reserve_bytes: u64) -> Option<[u64; 2]> {
 
     // The other process needs 75 MiB. It gets them, and the lender reports these pages as lost.
     let begun = Instant::now();
-    let mut squeeze = Part::start("squeeze", &(75 * MIB).to_string(), &group);
-    squeeze.told("squeezed");
-    println!("squeezed in {:?}", begun.elapsed());
+    let mut hog = Part::start("hog", &(75 * MIB).to_string(), &group);
+    hog.line_after("allocated");
+    println!("allocated in {:?}", begun.elapsed());
     // Until the search has visited all pages: another one would find nothing more.
     let seen = wait_for(&mut lender, "the loss is seen", |status| {
         let lost = given_and_taken(status).iter().sum::<u64>();
         lost > 10_000 && lost + status["stored_pages"].as_u64().unwrap() >= stored_pages
     });
     let lost_pages = given_and_taken(&seen);
-    println!("squeezed: {} pages given back, {} taken", lost_pages[0], lost_pages[1]);
+    println!("lost: {} pages given back, {} taken", lost_pages[0], lost_pages[1]);
     let present: Vec<_> = keys.iter().rev().take(stored_pages as usize).copied().collect();
     let mut hits = 0;
     for keys in present.chunks(4096) {
@@ -265,10 +265,10 @@ fn squeeze_lender(test: &str, reserve_bytes: u64) -> Option<[u64; 2]> {
     assert_eq!(group.oom_kills(), 0);
     assert!(hits > 1000, "{hits} left");
     let statuses = get.get(&present, 0);
-    let told = present.iter().zip(&statuses).filter(|(key, status)| **status == 0 && lost.contains(*key)).count();
+    let reported = present.iter().zip(&statuses).filter(|(key, status)| **status == 0 && lost.contains(*key)).count();
     let gone = statuses.iter().filter(|status| **status == 0).count();
-    println!("{hits} pages left and correct, {gone} gone, {told} of them reported");
-    assert!(gone > 5_000 && told > 0);
+    println!("{hits} pages left and correct, {gone} gone, {reported} of them reported");
+    assert!(gone > 5_000 && reported > 0);
     // Pages that were reported as lost are lost.
     let wrong = present.iter().zip(&statuses).filter(|(key, status)| **status == 1 && lost.contains(*key)).count();
     assert_eq!(wrong, 0);
@@ -281,7 +281,7 @@ fn squeeze_lender(test: &str, reserve_bytes: u64) -> Option<[u64; 2]> {
     println!("tight: {before} pages, {after} after 20000 more puts");
     assert!(after < before + 10_000, "{before} pages became {after}");
     // ... but it does when memory is free again.
-    squeeze.finish();
+    hog.finish();
     wait_for(&mut lender, "there is room", |status| status["headroom_bytes"].as_u64().unwrap() > 50 * MIB);
     main.put(&more);
     let regrown = status(&mut lender)["stored_pages"].as_u64().unwrap();

@@ -2,7 +2,7 @@
 
 mod client;
 
-use client::{Client, Lender, PATIENCE, config, hello, key, page_of};
+use client::{Client, Lender, WAIT_MAX, config, hello, key, page_of};
 use page::ZERO_PAGE;
 use std::io::Write;
 use std::time::Duration;
@@ -68,7 +68,7 @@ fn two_sessions_each_with_its_own_pages() {
 }
 
 #[test]
-fn replaced_pages_are_told() {
+fn replaced_pages_are_notified() {
     let lender = Lender::tcp(300);
     let mut main = Client::connect(&lender.address, ROLE_MAIN, 1);
     let keys: Vec<_> = (0..700).map(|index| key(index, 1)).collect();
@@ -85,7 +85,7 @@ fn replaced_pages_are_told() {
 }
 
 #[test]
-fn garbage_is_shown_the_door() {
+fn garbage_ends_its_connection() {
     on_both(1000, |lender| {
         let mut good = Client::connect(&lender.address, ROLE_MAIN, 1);
         let mut too_long = Header::new(Kind::Hello, 0, 32, 0);
@@ -133,23 +133,23 @@ fn garbage_is_shown_the_door() {
 }
 
 #[test]
-fn strangers_are_told_why() {
+fn refused_peers_are_sent_the_reason() {
     let lender = Lender::tcp(1000);
     let other = wire::Hello { protocol: 77.into(), ..hello(ROLE_MAIN, [1; 16]) };
-    let refused = Client::connect_raw(&lender.address).greet(other).unwrap_err();
+    let refused = Client::connect_raw(&lender.address).handshake(other).unwrap_err();
     assert_eq!(refused.code, wire::REFUSED_PROTOCOL);
     assert!(refused.text.contains(&format!("protocol {}, not 77", wire::PROTOCOL)), "{}", refused.text);
     for bad in [hello(9, [1; 16]), wire::Hello { magic: *b"PUMAFOOL", ..hello(ROLE_MAIN, [1; 16]) }] {
-        let refused = Client::connect_raw(&lender.address).greet(bad).unwrap_err();
+        let refused = Client::connect_raw(&lender.address).handshake(bad).unwrap_err();
         assert_eq!(refused.code, wire::REFUSED_HELLO, "{}", refused.text);
     }
     // The numbers of connections of one session, of sessions, and of connections are limited.
     let mut crowd = vec![Client::connect(&lender.address, ROLE_MAIN, 1)];
     crowd.extend((1..16).map(|_| Client::connect(&lender.address, ROLE_GET, 1)));
-    let refused = Client::connect_raw(&lender.address).greet(hello(ROLE_GET, [1; 16])).unwrap_err();
+    let refused = Client::connect_raw(&lender.address).handshake(hello(ROLE_GET, [1; 16])).unwrap_err();
     assert_eq!(refused.code, wire::REFUSED_BUSY, "{}", refused.text);
     crowd.extend((2..=64).map(|name| Client::connect(&lender.address, ROLE_MAIN, name)));
-    let refused = Client::connect_raw(&lender.address).greet(hello(ROLE_MAIN, [65; 16])).unwrap_err();
+    let refused = Client::connect_raw(&lender.address).handshake(hello(ROLE_MAIN, [65; 16])).unwrap_err();
     assert_eq!(refused.code, wire::REFUSED_BUSY, "{}", refused.text);
     for name in 2..=64 {
         crowd.extend((0..3).take(256 - crowd.len()).map(|_| Client::connect(&lender.address, ROLE_GET, name)));
@@ -164,7 +164,7 @@ fn strangers_are_told_why() {
     lender.wait_for("there is room", |status| status.connections == 100);
     Client::connect(&lender.address, ROLE_GET, 2).ping();
     // A get connection needs a main one.
-    let refused = Client::connect_raw(&lender.address).greet(hello(ROLE_GET, [99; 16])).unwrap_err();
+    let refused = Client::connect_raw(&lender.address).handshake(hello(ROLE_GET, [99; 16])).unwrap_err();
     assert_eq!(refused.code, wire::REFUSED_SESSION, "{}", refused.text);
 }
 
@@ -204,13 +204,13 @@ fn it_stops_with_borrowers_connected() {
     drop(lender);
     assert!(main.is_closed() && silent.is_closed());
     assert_eq!((handle.status().connections, handle.status().stored_pages), (0, 0));
-    assert!(address.connect(PATIENCE).is_err());
+    assert!(address.connect(WAIT_MAX).is_err());
 }
 
 #[test]
 fn each_start_has_its_own_incarnation() {
     let incarnation = |lender: &Lender| {
-        let welcome = Client::connect_raw(&lender.address).greet(hello(ROLE_MAIN, [1; 16])).unwrap();
+        let welcome = Client::connect_raw(&lender.address).handshake(hello(ROLE_MAIN, [1; 16])).unwrap();
         assert_eq!(welcome.capacity_pages.get(), 100);
         assert_eq!(format!("{:016x}", welcome.incarnation.get()), lender.handle.status().incarnation);
         welcome.incarnation.get()

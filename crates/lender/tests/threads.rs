@@ -3,7 +3,7 @@
 
 mod client;
 
-use client::{Client, Lender, PATIENCE};
+use client::{Client, Lender, WAIT_MAX};
 use std::time::{Duration, Instant};
 use wire::{ROLE_GET, ROLE_MAIN};
 
@@ -27,14 +27,14 @@ fn connections_have_no_threads() {
             if found == wanted {
                 return;
             }
-            assert!(begun.elapsed() < PATIENCE, "{found:?} and not {wanted:?}");
+            assert!(begun.elapsed() < WAIT_MAX, "{found:?} and not {wanted:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
     };
     // The thread of the handshake ends at once.
-    let hubs = (std::thread::available_parallelism().unwrap().get() / 2).clamp(1, 4);
+    let event_loops = (std::thread::available_parallelism().unwrap().get() / 2).clamp(1, 4);
     let mut wanted = vec!["lender-keeper".to_owned()];
-    (0..hubs).for_each(|_| wanted.extend(["lender-gets".into(), "lender-mains".into()]));
+    (0..event_loops).for_each(|_| wanted.extend(["lender-gets".into(), "lender-mains".into()]));
     wanted.sort();
     wait_for(&wanted);
     let mut crowd = Vec::new();

@@ -6,18 +6,18 @@ use crate::backing::crossing::Crossing;
 use crate::backing::dirty_ranges::DirtyRanges;
 use crate::inode::Inodes;
 use crate::inode::handle::Handles;
-use crate::inode::purge::Sweep;
-use crate::inode::stale::SentBack;
-use crate::kernel::beside::Beside;
+use crate::inode::purge::Purge;
+use crate::inode::revalidation::Revalidations;
+use crate::kernel::external_changes::ExternalChanges;
 use crate::kernel::invalidation::Invalidations;
 use crate::kernel::passthrough::Connection;
 use crate::lifecycle::config::WriteMode;
 use crate::lifecycle::status::Counters;
 use crate::ops::classes;
 use crate::ops::credentials::Privilege;
-use crate::ops::readdirplus::Lookers;
+use crate::ops::readdirplus::ReaddirplusHints;
 use crate::takeover::Keep;
-use crate::takeover::replay::Resent;
+use crate::takeover::replay::Replays;
 use borrower::Borrower;
 use fuse::{Class, Errno, More, Reply, Request, abi};
 use rustix::fd::OwnedFd;
@@ -31,11 +31,11 @@ use std::time::Duration;
 ///
 /// | folder | fields |
 /// |---|---|
-/// | `inode/` | `inodes`, `handles`, `sent_back`, `sweep` |
-/// | `kernel/` | `invalidations`, `beside`, `connection`, `attr_timeout`, `told_attr_timeout`, `entry_timeout`, `checks_lists`, `own_device` |
-/// | `backing/` | `source`, `crossing`, `ledger` |
-/// | `takeover/` | `keep`, `resent` |
-/// | `ops/` | `lookers`, `privilege`, `write_mode` |
+/// | `inode/` | `inodes`, `handles`, `revalidations`, `purge` |
+/// | `kernel/` | `invalidations`, `external_changes`, `connection`, `attr_timeout`, `reported_attr_timeout`, `entry_timeout`, `checks_lists`, `own_device` |
+/// | `backing/` | `source`, `crossing`, `dirty_ranges` |
+/// | `takeover/` | `keep`, `replays` |
+/// | `ops/` | `readdirplus_hints`, `privilege`, `write_mode` |
 /// | `lifecycle/` | `counters` |
 ///
 /// `borrower` is the crate of that name, to which lenders and the tap belong.
@@ -46,21 +46,21 @@ pub(crate) struct Passthrough {
     /// The files and directories that are open.
     pub(crate) handles: Handles,
     /// Tasks that used a stale name, and got ESTALE so that they look it up again.
-    pub(crate) sent_back: SentBack,
+    pub(crate) revalidations: Revalidations,
     /// The search for files that were deleted externally.
-    pub(crate) sweep: Sweep,
+    pub(crate) purge: Purge,
 
     // kernel/
     /// Invalidations that the kernel still has to apply.
     pub(crate) invalidations: Invalidations,
     /// External changes.
-    pub(crate) beside: Beside,
+    pub(crate) external_changes: ExternalChanges,
     /// Passes files through to the kernel.
     pub(crate) connection: Arc<Connection>,
     /// How long the kernel may cache attributes.
     pub(crate) attr_timeout: Duration,
     /// How long it may cache attributes of files whose external changes fanotify reports.
-    pub(crate) told_attr_timeout: Duration,
+    pub(crate) reported_attr_timeout: Duration,
     /// How long it may cache names.
     pub(crate) entry_timeout: Duration,
     /// Whether the kernel checks access control lists (FUSE_POSIX_ACL).
@@ -74,17 +74,17 @@ pub(crate) struct Passthrough {
     /// The file systems that are mounted in it.
     pub(crate) crossing: Crossing,
     /// Written pages that are to be dropped from the page cache of the backing files.
-    pub(crate) ledger: DirtyRanges,
+    pub(crate) dirty_ranges: DirtyRanges,
 
     // takeover/
     /// The state that is recorded for a successor.
     pub(crate) keep: Arc<Keep>,
     /// Requests that the kernel sends again.
-    pub(crate) resent: Resent,
+    pub(crate) replays: Replays,
 
     // ops/
     /// Tasks that use the attributes of the entries that they list.
-    pub(crate) lookers: Lookers,
+    pub(crate) readdirplus_hints: ReaddirplusHints,
     /// The users as which workers may act.
     pub(crate) privilege: Privilege,
     /// Whether the kernel caches writes.
@@ -101,7 +101,7 @@ pub(crate) struct Passthrough {
 impl fuse::Filesystem for Passthrough {
     fn handle(&self, request: &Request<'_>, reply: Reply<'_>, scratch: &mut [u8]) {
         self.counters.count(request.header.opcode);
-        let attempt = self.resent.attempt(request);
+        let attempt = self.replays.attempt(request);
         let result = self.dispatch(request, &attempt, reply, scratch);
         attempt.answered();
         self.answered(request.header.opcode, result);

@@ -54,7 +54,7 @@ mod takeover;
 /// Items for the supervisor: the state memory of a mount, and the descriptors that outlive a
 /// daemon.
 pub mod handover {
-    pub use crate::takeover::{about, channel, given, layout};
+    pub use crate::takeover::{about, channel, inherited, layout};
 }
 
 pub use fuse::Served;

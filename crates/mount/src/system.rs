@@ -410,7 +410,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_tell_files_apart() {
+    fn handles_distinguish_files() {
         let directory = tempfile::tempdir().unwrap();
         let one = std::fs::File::create(directory.path().join("one")).unwrap();
         let two = std::fs::File::create(directory.path().join("two")).unwrap();
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_file_open_for_writing_is_seen() {
+    fn a_file_open_for_writing_is_detected() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a");
         std::fs::write(&path, b"a").unwrap();

@@ -15,17 +15,17 @@ fn mode_owner_and_times() {
     both_modes(|m| {
         fs::write(m.path("a"), b"x").unwrap();
         fs::set_permissions(m.path("a"), fs::Permissions::from_mode(0o4751)).unwrap();
-        assert_eq!(fs::metadata(m.below("a")).unwrap().mode() & 0o7777, 0o4751);
+        assert_eq!(fs::metadata(m.backing("a")).unwrap().mode() & 0o7777, 0o4751);
         chown(m.path("a"), Some(1000), None).unwrap();
         chown(m.path("a"), None, Some(2000)).unwrap();
-        let below = fs::metadata(m.below("a")).unwrap();
+        let backing = fs::metadata(m.backing("a")).unwrap();
         // As on any file system, a new owner costs the set-uid bit.
-        assert_eq!((below.uid(), below.gid(), below.mode() & 0o7777), (1000, 2000, 0o751));
+        assert_eq!((backing.uid(), backing.gid(), backing.mode() & 0o7777), (1000, 2000, 0o751));
         std::os::unix::fs::symlink("a", m.path("s")).unwrap();
         lchown(m.path("s"), Some(3000), Some(4000)).unwrap();
-        let link = fs::symlink_metadata(m.below("s")).unwrap();
+        let link = fs::symlink_metadata(m.backing("s")).unwrap();
         assert_eq!((link.uid(), link.gid()), (3000, 4000));
-        assert_eq!(fs::metadata(m.below("a")).unwrap().uid(), 1000);
+        assert_eq!(fs::metadata(m.backing("a")).unwrap().uid(), 1000);
 
         let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
         let set = |access, modification, flags, name: &str| {
@@ -33,21 +33,21 @@ fn mode_owner_and_times() {
             utimensat(CWD, m.path(name), &times, flags).unwrap();
         };
         set(time(1000, 123_456_789), time(2000, 987_654_321), AtFlags::empty(), "a");
-        let below = fs::metadata(m.below("a")).unwrap();
+        let backing = fs::metadata(m.backing("a")).unwrap();
         assert_eq!(
-            (below.atime(), below.atime_nsec(), below.mtime(), below.mtime_nsec()),
+            (backing.atime(), backing.atime_nsec(), backing.mtime(), backing.mtime_nsec()),
             (1000, 123_456_789, 2000, 987_654_321)
         );
         set(time(0, UTIME_OMIT), time(-5, 0), AtFlags::empty(), "a");
-        let below = fs::metadata(m.below("a")).unwrap();
-        assert_eq!((below.atime(), below.mtime()), (1000, -5));
+        let backing = fs::metadata(m.backing("a")).unwrap();
+        assert_eq!((backing.atime(), backing.mtime()), (1000, -5));
         set(time(0, UTIME_NOW), time(0, UTIME_OMIT), AtFlags::empty(), "a");
-        let below = fs::metadata(m.below("a")).unwrap();
-        assert!(below.atime() > 1_000_000 && below.mtime() == -5);
+        let backing = fs::metadata(m.backing("a")).unwrap();
+        assert!(backing.atime() > 1_000_000 && backing.mtime() == -5);
         set(time(7, 0), time(8, 0), AtFlags::SYMLINK_NOFOLLOW, "s");
-        assert_eq!(fs::symlink_metadata(m.below("s")).unwrap().mtime(), 8);
-        let (here, below) = (fs::metadata(m.path("a")).unwrap(), fs::metadata(m.below("a")).unwrap());
-        assert_eq!((here.blocks(), here.blksize(), here.ino()), (below.blocks(), below.blksize(), below.ino()));
+        assert_eq!(fs::symlink_metadata(m.backing("s")).unwrap().mtime(), 8);
+        let (here, backing) = (fs::metadata(m.path("a")).unwrap(), fs::metadata(m.backing("a")).unwrap());
+        assert_eq!((here.blocks(), here.blksize(), here.ino()), (backing.blocks(), backing.blksize(), backing.ino()));
     });
 }
 
@@ -59,14 +59,14 @@ fn time_of_birth() {
     let m = Mounted::through();
     fs::write(m.path("a"), b"x").unwrap();
     let birth = |path| statx(CWD, path, AtFlags::empty(), StatxFlags::BTIME | StatxFlags::BASIC_STATS).unwrap();
-    let (here, below) = (birth(m.path("a")), birth(m.below("a")));
-    if below.stx_mask & StatxFlags::BTIME.bits() == 0 {
-        return skip("time_of_birth", "none in the file system below");
+    let (here, backing) = (birth(m.path("a")), birth(m.backing("a")));
+    if backing.stx_mask & StatxFlags::BTIME.bits() == 0 {
+        return skip("time_of_birth", "none in the backing file system");
     }
     if here.stx_mask & StatxFlags::BTIME.bits() == 0 {
         return skip("time_of_birth", "the kernel does not ask for it (before 6.6)");
     }
-    assert_eq!((here.stx_btime.tv_sec, here.stx_btime.tv_nsec), (below.stx_btime.tv_sec, below.stx_btime.tv_nsec));
+    assert_eq!((here.stx_btime.tv_sec, here.stx_btime.tv_nsec), (backing.stx_btime.tv_sec, backing.stx_btime.tv_nsec));
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn extended_attributes() {
         std::os::unix::fs::symlink("a", m.path("s")).unwrap();
         rustix::fs::lsetxattr(m.path("s"), "trusted.link", b"l", XattrFlags::empty()).unwrap();
         let mut value = [0; 8];
-        assert_eq!(rustix::fs::lgetxattr(m.below("s"), "trusted.link", &mut value[..]).unwrap(), 1);
+        assert_eq!(rustix::fs::lgetxattr(m.backing("s"), "trusted.link", &mut value[..]).unwrap(), 1);
         assert_eq!(get("trusted.link", 8), Err(rustix::io::Errno::NODATA));
     }
 }
@@ -126,16 +126,16 @@ fn access_control_lists() {
     shell(&format!("setfacl -m u:65534:r {a}"));
     wait_until("the list holds", || as_nobody(&format!("cat {a}")).stdout == b"for one");
     assert!(!as_nobody(&format!("echo x > {a}")).status.success());
-    assert!(shell(&format!("getfacl -cn {}", m.below("a").display())).contains("user:65534:r--"));
+    assert!(shell(&format!("getfacl -cn {}", m.backing("a").display())).contains("user:65534:r--"));
     shell(&format!("setfacl -b {a}"));
     // A directory's default list instead of the umask.
     let d = m.path("d").display().to_string();
     shell(&format!("mkdir {d} && setfacl -d -m u::rwx,g::rwx,o::r,u:1000:rw {d}"));
     shell(&format!("umask 077; touch {d}/f; mkdir {d}/s; mkfifo {d}/p"));
-    let below = fs::metadata(m.below("d/f")).unwrap();
-    assert_eq!(below.mode() & 0o777, 0o664);
+    let backing = fs::metadata(m.backing("d/f")).unwrap();
+    assert_eq!(backing.mode() & 0o777, 0o664);
     assert!(shell(&format!("getfacl -cn {d}/s")).contains("default:user:1000:rw-"));
-    assert_eq!(fs::metadata(m.below("d/p")).unwrap().mode() & 0o777, 0o664);
+    assert_eq!(fs::metadata(m.backing("d/p")).unwrap().mode() & 0o777, 0o664);
 }
 
 #[test]
@@ -145,14 +145,14 @@ fn file_flags_and_space() {
     }
     let m = Mounted::through();
     fs::write(m.path("a"), b"x").unwrap();
-    let (a, below) = (m.path("a").display().to_string(), m.below("a").display().to_string());
+    let (a, backing) = (m.path("a").display().to_string(), m.backing("a").display().to_string());
     shell(&format!("chattr +d {a}"));
-    assert!(shell(&format!("lsattr {below}")).split(' ').next().unwrap().contains('d'));
+    assert!(shell(&format!("lsattr {backing}")).split(' ').next().unwrap().contains('d'));
     shell(&format!("chattr +i {a}"));
     let refused = [errno_of(fs::write(m.path("a"), b"y")), errno_of(fs::remove_file(m.path("a")))];
     shell(&format!("chattr -i {a}"));
     assert_eq!(refused, [libc::EPERM; 2]);
-    let (here, below) = (rustix::fs::statvfs(m.path("")).unwrap(), rustix::fs::statvfs(m.below("")).unwrap());
-    assert_eq!((here.f_blocks, here.f_files, here.f_bsize), (below.f_blocks, below.f_files, below.f_bsize));
-    assert_eq!(here.f_namemax, below.f_namemax);
+    let (here, backing) = (rustix::fs::statvfs(m.path("")).unwrap(), rustix::fs::statvfs(m.backing("")).unwrap());
+    assert_eq!((here.f_blocks, here.f_files, here.f_bsize), (backing.f_blocks, backing.f_files, backing.f_bsize));
+    assert_eq!(here.f_namemax, backing.f_namemax);
 }

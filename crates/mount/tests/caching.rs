@@ -63,7 +63,7 @@ fn lock(file: &File) -> Own {
     locker
 }
 
-fn drop_below(path: &Path) {
+fn drop_backing(path: &Path) {
     let file = File::open(path).unwrap();
     file.sync_all().unwrap();
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
@@ -71,33 +71,33 @@ fn drop_below(path: &Path) {
 }
 
 #[test]
-fn reads_leave_nothing_below() {
+fn reads_leave_nothing_in_the_backing_cache() {
     if !can_mount("reads_leave_nothing_below") {
         return;
     }
     let m = Mounted::through();
     let bytes = pattern(LEN + 100, 1);
-    fs::write(m.below("a"), &bytes).unwrap();
-    drop_below(&m.below("a"));
+    fs::write(m.backing("a"), &bytes).unwrap();
+    drop_backing(&m.backing("a"));
     let mut file = File::open(m.path("a")).unwrap();
     let mut read = Vec::new();
     file.read_to_end(&mut read).unwrap();
     assert!(read == bytes);
-    let (here, below) = (resident_pages_of(&file), resident_pages(&m.below("a")));
-    println!("after reading {} pages: {here} cached in the mount, {below} below", LEN / 4096);
-    assert!(here >= LEN / 4096 && below <= LEN / 4096 / 100);
+    let (here, backing) = (resident_pages_of(&file), resident_pages(&m.backing("a")));
+    println!("after reading {} pages: {here} cached in the mount, {backing} in the backing file", LEN / 4096);
+    assert!(here >= LEN / 4096 && backing <= LEN / 4096 / 100);
 }
 
 #[test]
-fn random_reads_leave_nothing_below() {
+fn random_reads_leave_nothing_in_the_backing_cache() {
     if !can_mount("random_reads_leave_nothing_below") {
         return;
     }
     use std::os::unix::fs::FileExt;
     let m = Mounted::through();
     let bytes = pattern(LEN, 4);
-    fs::write(m.below("a"), &bytes).unwrap();
-    drop_below(&m.below("a"));
+    fs::write(m.backing("a"), &bytes).unwrap();
+    drop_backing(&m.backing("a"));
     let file = File::open(m.path("a")).unwrap();
     // Every 7th page, from the back: nothing that invites read-ahead, and nothing that would drop
     // what was read ahead.
@@ -107,15 +107,15 @@ fn random_reads_leave_nothing_below() {
         file.read_exact_at(&mut page, *offset as u64).unwrap();
         assert!(page == bytes[*offset..*offset + 4096]);
     }
-    let below = resident_pages(&m.below("a"));
-    println!("after reading {} pages at random: {below} cached below", offsets.len());
-    assert!(below <= 2);
+    let backing = resident_pages(&m.backing("a"));
+    println!("after reading {} pages at random: {backing} cached in the backing file", offsets.len());
+    assert!(backing <= 2);
 }
 
 /// A stream of which every eighth page is cached already, as it were: what lies between is read
 /// ahead below, a window at a time, and leaves nothing behind either.
 #[test]
-fn streams_in_pieces_are_read_ahead_below() {
+fn streams_in_pieces_are_read_ahead_in_the_backing_file() {
     if !can_mount("streams_in_pieces_are_read_ahead_below") {
         return;
     }
@@ -123,8 +123,8 @@ fn streams_in_pieces_are_read_ahead_below() {
     const WINDOW_PAGES: usize = 128;
     let m = Mounted::through();
     let bytes = pattern(LEN, 5);
-    fs::write(m.below("a"), &bytes).unwrap();
-    drop_below(&m.below("a"));
+    fs::write(m.backing("a"), &bytes).unwrap();
+    drop_backing(&m.backing("a"));
     let file = File::open(m.path("a")).unwrap();
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
     let mut most = 0;
@@ -132,16 +132,16 @@ fn streams_in_pieces_are_read_ahead_below() {
         let mut piece = [0; PIECE];
         file.read_exact_at(&mut piece, offset as u64).unwrap();
         assert!(piece == bytes[offset..offset + PIECE]);
-        most = most.max(resident_pages(&m.below("a")));
+        most = most.max(resident_pages(&m.backing("a")));
     }
-    println!("while reading {} pages in pieces: up to {most} cached below", LEN / 4096);
+    println!("while reading {} pages in pieces: up to {most} cached in the backing file", LEN / 4096);
     assert!((WINDOW_PAGES / 2..=2 * WINDOW_PAGES).contains(&most));
     drop(file);
-    wait_until("nothing is left below", || resident_pages(&m.below("a")) == 0);
+    wait_until("nothing is left in the backing file's cache", || resident_pages(&m.backing("a")) == 0);
 }
 
 #[test]
-fn writes_leave_below_when_synced() {
+fn synced_writes_leave_the_backing_cache() {
     if !can_mount("writes_leave_below_when_synced") {
         return;
     }
@@ -149,14 +149,14 @@ fn writes_leave_below_when_synced() {
         fs::write(m.path("a"), pattern(LEN, 2)).unwrap();
         let file = File::options().write(true).open(m.path("a")).unwrap();
         file.sync_all().unwrap();
-        let below = resident_pages(&m.below("a"));
-        println!("after writing and syncing {} pages: {below} cached below", LEN / 4096);
-        assert!(below <= LEN / 4096 / 100);
+        let backing = resident_pages(&m.backing("a"));
+        println!("after writing and syncing {} pages: {backing} cached in the backing file", LEN / 4096);
+        assert!(backing <= LEN / 4096 / 100);
     });
 }
 
 #[test]
-fn writes_leave_below_by_themselves() {
+fn writes_leave_the_backing_cache_by_themselves() {
     if !can_mount("writes_leave_below_by_themselves") {
         return;
     }
@@ -166,10 +166,10 @@ fn writes_leave_below_by_themselves() {
         fs::write(m.path(format!("small{small}")), pattern(5000, small)).unwrap();
     }
     wait_until("the janitor has dropped what was written", || {
-        m.mount().status().written_files_pending == 0 && resident_pages(&m.below("a")) == 0
+        m.mount().status().written_files_pending == 0 && resident_pages(&m.backing("a")) == 0
     });
     wait_until("nor is anything left of small files", || {
-        (0..50).all(|small| resident_pages(&m.below(format!("small{small}"))) == 0)
+        (0..50).all(|small| resident_pages(&m.backing(format!("small{small}"))) == 0)
     });
     assert!(fs::read(m.path("a")).unwrap() == pattern(LEN, 3));
 }
@@ -186,13 +186,13 @@ fn where_much_is_written_the_largest_leaves_first() {
         config.written_linger = Duration::from_secs(86_400);
         config.written_bytes = 40 * SMALL_BYTES as u64;
     });
-    let is_there = |name: String| resident_pages(&m.below(name)) == SMALL_BYTES.div_ceil(page::PAGE_SIZE);
+    let is_there = |name: String| resident_pages(&m.backing(name)) == SMALL_BYTES.div_ceil(page::PAGE_SIZE);
     for small in 0..20 {
         fs::write(m.path(format!("small{small}")), pattern(SMALL_BYTES, small)).unwrap();
     }
     fs::write(m.path("large"), pattern(30 * SMALL_BYTES, 100)).unwrap();
     wait_until("the janitor has dropped the large one", || {
-        m.mount().status().written_files_pending == 20 && resident_pages(&m.below("large")) == 0
+        m.mount().status().written_files_pending == 20 && resident_pages(&m.backing("large")) == 0
     });
     assert!((0..20).all(|small| is_there(format!("small{small}"))), "all that is left is half of what may be there");
     assert_eq!(m.mount().status().written_bytes_pending, 20 * SMALL_BYTES as u64);
@@ -201,7 +201,7 @@ fn where_much_is_written_the_largest_leaves_first() {
     }
     wait_until("of small ones only half is left", || m.mount().status().written_files_pending <= 20);
     fs::File::open(m.path("small40")).unwrap().sync_all().unwrap();
-    wait_until("what was synced is gone", || resident_pages(&m.below("small40")) == 0);
+    wait_until("what was synced is gone", || resident_pages(&m.backing("small40")) == 0);
 }
 
 /// Nothing overtakes what the kernel writes back by itself, in whatever order the workers take it
@@ -242,7 +242,7 @@ fn what_is_written_back_stays_cached() {
     assert_eq!(resident_pages_of(&file), LEN / 4096);
     drop(locked);
     // External changes do not.
-    File::options().write(true).open(m.below("a")).unwrap().write_all_at(b"beside", 0).unwrap();
+    File::options().write(true).open(m.backing("a")).unwrap().write_all_at(b"beside", 0).unwrap();
     File::open(m.path("a")).unwrap();
     assert!(m.mount().status().requested_drops > before);
 }
@@ -253,13 +253,13 @@ fn other_ways_of_reading() {
     if !can_mount("other_ways_of_reading") {
         return;
     }
-    let (directory, below) = new_below();
-    let small = FileSystem::tmpfs(&below, "size=32m");
+    let (directory, backing) = new_backing();
+    let small = FileSystem::tmpfs(&backing, "size=32m");
     let m = Mounted::over(directory, Some(small), |_| {});
     for len in [0, 1, 4095, 4096, 4097, 123_456, LEN + 1] {
         let bytes = pattern(len, len as u64);
         let (a, b) = (format!("a{len}"), format!("b{len}"));
-        fs::write(m.below(&a), &bytes).unwrap();
+        fs::write(m.backing(&a), &bytes).unwrap();
         fs::write(m.path(&b), &bytes).unwrap();
         assert!(fs::read(m.path(&a)).unwrap() == bytes && fs::read(m.path(&b)).unwrap() == bytes, "{len}");
         fs::remove_file(m.path(&a)).unwrap();

@@ -36,11 +36,11 @@ fn a_cached_file_is_copied_without_the_disk() {
     let _alone = DISK.lock();
     let m = Mounted::through();
     let bytes = pattern(FILE_BYTES, 1);
-    fs::write(m.below("a"), &bytes).unwrap();
-    let below = File::open(m.below("a")).unwrap();
-    below.sync_all().unwrap();
+    fs::write(m.backing("a"), &bytes).unwrap();
+    let backing = File::open(m.backing("a")).unwrap();
+    backing.sync_all().unwrap();
     let disk_bytes_of = |work: &dyn Fn()| {
-        rustix::fs::fadvise(&below, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        rustix::fs::fadvise(&backing, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         let before = disk_bytes_read();
         work();
         disk_bytes_read() - before
@@ -54,7 +54,7 @@ fn a_cached_file_is_copied_without_the_disk() {
     // Asks for copy_file_range.
     let read = disk_bytes_of(&|| assert!(fs::copy(m.path("a"), m.path("b")).unwrap() == FILE_BYTES as u64));
     assert!(read < FILE_BYTES as u64 / 2, "{read} bytes were read");
-    assert!(fs::read(m.below("b")).unwrap() == bytes);
+    assert!(fs::read(m.backing("b")).unwrap() == bytes);
 }
 
 /// Where the backing file system shares blocks, a copy takes no space. Parts of pages are copied
@@ -67,15 +67,15 @@ fn a_copy_shares_blocks() {
     let _alone = DISK.lock();
     let images = tempfile::tempdir().unwrap();
     for write in [mount::WriteMode::Through, mount::WriteMode::Back] {
-        let (directory, below) = new_below();
-        let xfs = FileSystem::xfs(&below, &images.path().join(format!("{write:?}")));
+        let (directory, backing) = new_backing();
+        let xfs = FileSystem::xfs(&backing, &images.path().join(format!("{write:?}")));
         let m = Mounted::over(directory, Some(xfs), |config| config.write = write);
         let bytes = pattern(FILE_BYTES, 2);
         fs::write(m.path("a"), &bytes).unwrap();
         File::open(m.path("a")).unwrap().sync_all().unwrap();
         let free_bytes = || {
             rustix::fs::sync();
-            let found = rustix::fs::statvfs(m.below("")).unwrap();
+            let found = rustix::fs::statvfs(m.backing("")).unwrap();
             found.f_bfree * found.f_frsize
         };
         let before = free_bytes();
@@ -83,7 +83,7 @@ fn a_copy_shares_blocks() {
         let taken = before.saturating_sub(free_bytes());
         assert!(taken < FILE_BYTES as u64 / 2, "{write:?}: {taken} bytes were taken");
         assert!(fs::read(m.path("b")).unwrap() == bytes);
-        assert!(fs::read(m.below("b")).unwrap() == bytes);
+        assert!(fs::read(m.backing("b")).unwrap() == bytes);
         // Not whole pages, and not to the end.
         let mut expected = bytes.clone();
         expected.copy_within(100..5000, 10_000);

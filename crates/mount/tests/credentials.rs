@@ -27,15 +27,15 @@ fn new_files_are_their_makers() {
         let script = format!("umask 027; cd {d} && touch f && mkdir s && ln -s x l && mkfifo p && ln f h");
         assert!(as_nobody(&script).status.success());
         for (name, mode) in [("f", 0o640), ("s", 0o750), ("l", 0o777), ("p", 0o640)] {
-            let made = fs::symlink_metadata(m.below(format!("d/{name}"))).unwrap();
+            let made = fs::symlink_metadata(m.backing(format!("d/{name}"))).unwrap();
             assert_eq!((made.uid(), made.gid(), made.mode() & 0o7777), (65534, 65534, mode), "{name}");
         }
         // And the next file is root's again.
         fs::write(m.path("d/root"), b"").unwrap();
-        assert_eq!(fs::metadata(m.below("d/root")).unwrap().uid(), 0);
+        assert_eq!(fs::metadata(m.backing("d/root")).unwrap().uid(), 0);
         shell(&format!("umask 0; touch {d}/open; umask 077; touch {d}/closed"));
-        assert_eq!(fs::metadata(m.below("d/open")).unwrap().mode() & 0o777, 0o666);
-        assert_eq!(fs::metadata(m.below("d/closed")).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(m.backing("d/open")).unwrap().mode() & 0o777, 0o666);
+        assert_eq!(fs::metadata(m.backing("d/closed")).unwrap().mode() & 0o777, 0o600);
     });
 }
 
@@ -58,7 +58,7 @@ fn permissions_are_checked() {
     set_mode(m.path("tmp"), 0o1777);
     fs::write(m.path("tmp/a"), b"x").unwrap();
     assert!(!as_nobody(&format!("rm -f {}", m.path("tmp/a").display())).status.success());
-    assert!(m.below("tmp/a").exists());
+    assert!(m.backing("tmp/a").exists());
 }
 
 #[test]
@@ -77,9 +77,9 @@ fn set_gid_directories() {
             "umask 0; mkdir {d}/{name}s; python3 -c 'import os; os.close(os.open(\"{d}/{name}\", os.O_CREAT|os.O_WRONLY, 0o2770))'"
         );
         assert!(as_user(65534, 65534, groups, &script).status.success());
-        let file = fs::metadata(m.below(format!("d/{name}"))).unwrap();
+        let file = fs::metadata(m.backing(format!("d/{name}"))).unwrap();
         assert_eq!((file.uid(), file.gid(), file.mode() & 0o7777), (65534, 4242, expected), "{name}");
-        let directory = fs::metadata(m.below(format!("d/{name}s"))).unwrap();
+        let directory = fs::metadata(m.backing(format!("d/{name}s"))).unwrap();
         assert_eq!((directory.gid(), directory.mode() & 0o2000), (4242, 0o2000));
     }
 }
@@ -111,8 +111,8 @@ fn set_id_bits_fall() {
                 } else {
                     shell(&script);
                 }
-                let below = fs::metadata(m.below(&name)).unwrap().mode() & 0o7777;
-                assert_eq!(below, expected, "{write:?}: {action}, by nobody: {nobody}");
+                let backing = fs::metadata(m.backing(&name)).unwrap().mode() & 0o7777;
+                assert_eq!(backing, expected, "{write:?}: {action}, by nobody: {nobody}");
                 assert_eq!(fs::metadata(m.path(&name)).unwrap().mode() & 0o7777, expected, "{write:?}: {action}");
             }
         }
@@ -125,17 +125,17 @@ fn permissions_are_checked_without_access_control_lists() {
     if !ready("permissions_are_checked_without_access_control_lists") {
         return;
     }
-    let (directory, below) = new_below();
-    let file_system = FileSystem::ramfs(&below);
-    set_mode(below.clone(), 0o755);
-    fs::create_dir(below.join("d")).unwrap();
-    set_mode(below.join("d"), 0o755);
-    fs::write(below.join("d/readable"), "content").unwrap();
-    set_mode(below.join("d/readable"), 0o644);
-    fs::write(below.join("d/secret"), "content").unwrap();
-    set_mode(below.join("d/secret"), 0o640);
+    let (directory, backing) = new_backing();
+    let file_system = FileSystem::ramfs(&backing);
+    set_mode(backing.clone(), 0o755);
+    fs::create_dir(backing.join("d")).unwrap();
+    set_mode(backing.join("d"), 0o755);
+    fs::write(backing.join("d/readable"), "content").unwrap();
+    set_mode(backing.join("d/readable"), 0o644);
+    fs::write(backing.join("d/secret"), "content").unwrap();
+    set_mode(backing.join("d/secret"), 0o640);
     let asked = |at: std::path::PathBuf| rustix::fs::getxattr(at, "system.posix_acl_access", &mut [0u8; 64][..]);
-    assert_eq!(asked(below.join("d")), Err(rustix::io::Errno::OPNOTSUPP));
+    assert_eq!(asked(backing.join("d")), Err(rustix::io::Errno::OPNOTSUPP));
     let m = Mounted::over(directory, Some(file_system), |_| {});
     assert_eq!(asked(m.path("d")), Err(rustix::io::Errno::OPNOTSUPP));
     assert_eq!(asked(m.path("d/readable")), Err(rustix::io::Errno::OPNOTSUPP));
@@ -175,14 +175,14 @@ fn a_list_that_cannot_be_read_is_none() {
     if !can_mount("a_list_that_cannot_be_read_is_none") {
         return;
     }
-    let (directory, below) = new_below();
+    let (directory, backing) = new_backing();
     let options = fuse::mounting::Options {
         fsname: "fails-lists".to_owned(),
         subtype: "puma-test".to_owned(),
         allow_other: true,
         flags: rustix::mount::MountFlags::empty(),
     };
-    let device = fuse::mounting::mount(&below, &options).unwrap();
+    let device = fuse::mounting::mount(&backing, &options).unwrap();
     let wish = fuse::Wish { capabilities: 0, readahead_bytes_max: 0, background_max: 8, time_granularity_ns: 1 };
     let session = fuse::Session::negotiate(device, wish).unwrap();
     let mut workers = [(); 2].map(|()| session.worker().unwrap());
@@ -190,10 +190,10 @@ fn a_list_that_cannot_be_read_is_none() {
         for worker in &mut workers {
             scope.spawn(|| worker.serve(&FailsLists));
         }
-        let _ended_at_last = FileSystem::mounted(&below);
+        let _ended_at_last = FileSystem::mounted(&backing);
         let m = Mounted::over(directory, None, |_| {});
         let asked = |at: std::path::PathBuf| rustix::fs::getxattr(at, "system.posix_acl_access", &mut [0u8; 64][..]);
-        assert_eq!(asked(m.below("a")), Err(rustix::io::Errno::IO));
+        assert_eq!(asked(m.backing("a")), Err(rustix::io::Errno::IO));
         assert_eq!(asked(m.path("a")), Err(rustix::io::Errno::OPNOTSUPP));
         let output = std::process::Command::new("ls").args(["-l"]).arg(m.path("a")).output().unwrap();
         assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
@@ -219,21 +219,22 @@ with open(FILE, 'wb+') as file:
     bytes.flush()";
     let images = tempfile::tempdir().unwrap();
     for (write, pass) in [(WriteMode::Through, false), (WriteMode::Back, false), (WriteMode::Through, true)] {
-        let (directory, below) = new_below();
-        let disk = FileSystem::image_with(&below, &images.path().join(format!("{write:?}{pass}")), DISK_BYTES, "-m 50");
+        let (directory, backing) = new_backing();
+        let disk =
+            FileSystem::image_with(&backing, &images.path().join(format!("{write:?}{pass}")), DISK_BYTES, "-m 50");
         let m = Mounted::over(directory, Some(disk), |config| {
             config.write = write;
             config.pass = pass;
         });
         fs::set_permissions(m.path(""), fs::Permissions::from_mode(0o777)).unwrap();
         let reserved = || {
-            shell(&format!("sync -f {}", m.below("").display()));
-            let now = rustix::fs::statvfs(m.below("")).unwrap();
+            shell(&format!("sync -f {}", m.backing("").display()));
+            let now = rustix::fs::statvfs(m.backing("")).unwrap();
             (now.f_bfree * now.f_frsize, now.f_bavail)
         };
         let (free_bytes, available) = reserved();
         assert!(available > 0);
-        let reserve_bytes = free_bytes - available * rustix::fs::statvfs(m.below("")).unwrap().f_frsize;
+        let reserve_bytes = free_bytes - available * rustix::fs::statvfs(m.backing("")).unwrap().f_frsize;
         let file = m.path("a").display().to_string();
         let store = STORE.replace("FILE", &format!("{file:?}")).replace("BYTES", &DISK_BYTES.to_string());
         for way in [
@@ -245,8 +246,8 @@ with open(FILE, 'wb+') as file:
             format!("env -i PATH=/usr/bin python3 -c '{}'", store.replace('\'', "\"")),
         ] {
             println!("{write:?}, pass {pass}: {way}");
-            fs::write(m.below("a"), "").unwrap();
-            set_mode(m.below("a"), 0o666);
+            fs::write(m.backing("a"), "").unwrap();
+            set_mode(m.backing("a"), 0o666);
             let output = as_nobody(&way);
             assert!(!output.status.success(), "all of it was taken");
             let (free_bytes, _) = reserved();
@@ -272,12 +273,12 @@ fn a_disk_that_others_fill_up_is_noticed() {
     }
     const LARGE_BYTES: u64 = 6 << 30;
     let images = tempfile::tempdir().unwrap();
-    let (directory, below) = new_below();
-    let disk = FileSystem::image_with(&below, &images.path().join("image"), LARGE_BYTES, "-m 40");
+    let (directory, backing) = new_backing();
+    let disk = FileSystem::image_with(&backing, &images.path().join("image"), LARGE_BYTES, "-m 40");
     let m = Mounted::over(directory, Some(disk), |_| {});
     set_mode(m.path(""), 0o777);
     let left = || {
-        let now = rustix::fs::statvfs(m.below("")).unwrap();
+        let now = rustix::fs::statvfs(m.backing("")).unwrap();
         (now.f_bfree * now.f_frsize, now.f_bavail * now.f_frsize)
     };
     let (free_bytes, available_bytes) = left();
@@ -285,7 +286,7 @@ fn a_disk_that_others_fill_up_is_noticed() {
     let at = m.path("").display().to_string();
     assert!(as_nobody(&format!("dd if=/dev/zero of={at}/a bs=1M count=1")).status.success());
     // Beside the mount; it takes no time.
-    let filled = File::create(m.below("filled")).unwrap();
+    let filled = File::create(m.backing("filled")).unwrap();
     let keeps_size = rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&filled, keeps_size, 0, available_bytes - (4 << 20)).unwrap();
     let all = as_nobody(&format!("dd if=/dev/zero of={at}/b bs=64K count={}", LARGE_BYTES >> 16));

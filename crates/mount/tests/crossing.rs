@@ -1,4 +1,4 @@
-//! File systems that are mounted below SOURCE: not crossed into by default, and with `cross_mounts`
+//! File systems that are mounted in SOURCE: not crossed into by default, and with `cross_mounts`
 //! not beyond what each of them permits.
 
 mod support;
@@ -87,25 +87,25 @@ fn by_default_nothing_is_crossed() {
         return;
     }
     let m; // Dropped when nothing is mounted in it any more.
-    let (directory, below) = new_below();
-    fs::create_dir_all(below.join("plain/inner")).unwrap();
-    fs::write(below.join("plain/a"), b"a").unwrap();
-    fs::create_dir(below.join("bound")).unwrap();
-    fs::write(below.join("bound-file"), b"covered").unwrap();
+    let (directory, backing) = new_backing();
+    fs::create_dir_all(backing.join("plain/inner")).unwrap();
+    fs::write(backing.join("plain/a"), b"a").unwrap();
+    fs::create_dir(backing.join("bound")).unwrap();
+    fs::write(backing.join("bound-file"), b"covered").unwrap();
     let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
     let none = MountFlags::empty();
     let mut subs: Vec<Sub> = [
-        Sub::new("tmpfs", &below.join("tmpfs"), MountFlags::NOSUID, "size=8m"),
-        Sub::new("proc", &below.join("proc"), none, ""),
-        Sub::new("cgroup2", &below.join("cgroup"), none, ""),
-        Some(Sub::of_another_user(&below.join("fuse"), &device)),
-        Some(Sub::bind(&below.join("plain"), &below.join("bound"))),
-        Some(Sub::bind(&below.join("plain/a"), &below.join("bound-file"))),
+        Sub::new("tmpfs", &backing.join("tmpfs"), MountFlags::NOSUID, "size=8m"),
+        Sub::new("proc", &backing.join("proc"), none, ""),
+        Sub::new("cgroup2", &backing.join("cgroup"), none, ""),
+        Some(Sub::of_another_user(&backing.join("fuse"), &device)),
+        Some(Sub::bind(&backing.join("plain"), &backing.join("bound"))),
+        Some(Sub::bind(&backing.join("plain/a"), &backing.join("bound-file"))),
     ]
     .into_iter()
     .flatten()
     .collect();
-    set_uid_program(&below.join("tmpfs/s"));
+    set_uid_program(&backing.join("tmpfs/s"));
     m = Mounted::over(directory, None, |_| {});
 
     let mut seen = names(m.path(""));
@@ -143,7 +143,7 @@ fn by_default_nothing_is_crossed() {
     wait_until("the directory appears", || fs::metadata(m.path("bound")).unwrap().mode() == 0o040_755);
     wait_until("the file appears", || fs::read(m.path("bound-file")).is_ok_and(|bytes| bytes == b"covered"));
     fs::write(m.path("bound/new"), b"n").unwrap();
-    assert_eq!(fs::read(m.below("bound/new")).unwrap(), b"n");
+    assert_eq!(fs::read(m.backing("bound/new")).unwrap(), b"n");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn crossed_into_each_keeps_its_flags() {
         return;
     }
     let m; // Dropped when nothing is mounted in it any more.
-    let (directory, below) = new_below();
+    let (directory, backing) = new_backing();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let flags = [
         ("open", MountFlags::empty()),
@@ -163,23 +163,23 @@ fn crossed_into_each_keeps_its_flags() {
         ("ro", MountFlags::empty()),
     ];
     let _subs: Vec<Sub> =
-        flags.iter().map(|(name, flags)| Sub::new("tmpfs", &below.join(name), *flags, "size=8m").unwrap()).collect();
+        flags.iter().map(|(name, flags)| Sub::new("tmpfs", &backing.join(name), *flags, "size=8m").unwrap()).collect();
     for (name, _) in flags {
-        set_uid_program(&below.join(name).join("s"));
-        shell(&format!("cd {} && mknod -m 666 zero c 1 5", below.join(name).display()));
-        fs::write(below.join(name).join("a"), name).unwrap();
+        set_uid_program(&backing.join(name).join("s"));
+        shell(&format!("cd {} && mknod -m 666 zero c 1 5", backing.join(name).display()));
+        fs::write(backing.join(name).join("a"), name).unwrap();
     }
-    mount_remount(below.join("ro"), MountFlags::RDONLY | MountFlags::BIND, c"").unwrap();
+    mount_remount(backing.join("ro"), MountFlags::RDONLY | MountFlags::BIND, c"").unwrap();
     let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
     let _never: Vec<Sub> = [
-        Sub::new("proc", &below.join("proc"), MountFlags::empty(), ""),
-        Sub::new("cgroup2", &below.join("cgroup"), MountFlags::empty(), ""),
-        Some(Sub::of_another_user(&below.join("fuse"), &device)),
+        Sub::new("proc", &backing.join("proc"), MountFlags::empty(), ""),
+        Sub::new("cgroup2", &backing.join("cgroup"), MountFlags::empty(), ""),
+        Some(Sub::of_another_user(&backing.join("fuse"), &device)),
     ]
     .into_iter()
     .flatten()
     .collect();
-    if becomes(&below.join("open/s")).as_deref() != Some("0") || !opens_device(&below.join("open/zero")) {
+    if becomes(&backing.join("open/s")).as_deref() != Some("0") || !opens_device(&backing.join("open/zero")) {
         return skip(test, "set-user-ID programs or devices do not work in the temporary directory");
     }
     m = Mounted::over(directory, None, |config| config.cross_mounts = true);
@@ -191,18 +191,18 @@ fn crossed_into_each_keeps_its_flags() {
         in_time(name, move || assert_eq!(names(at), [] as [String; 0]));
     }
     let user = |name: &str| becomes(&m.path(name).join("s"));
-    let user_below = |name: &str| becomes(&m.below(name).join("s"));
+    let user_in_backing = |name: &str| becomes(&m.backing(name).join("s"));
     for (name, _) in flags {
-        assert_eq!(user(name), user_below(name), "{name}");
-        assert_eq!(opens_device(&m.path(name).join("zero")), opens_device(&m.below(name).join("zero")), "{name}");
+        assert_eq!(user(name), user_in_backing(name), "{name}");
+        assert_eq!(opens_device(&m.path(name).join("zero")), opens_device(&m.backing(name).join("zero")), "{name}");
     }
     assert_eq!((user("open").as_deref(), user("nosuid").as_deref(), user("noexec")), (Some("0"), Some("65534"), None));
     assert_eq!(errno_of(fs::write(m.path("ro/a"), b"x")), libc::EROFS);
 
     // A change is followed, both ways.
-    mount_remount(m.below("open"), MountFlags::NOSUID | MountFlags::NODEV | MountFlags::BIND, c"").unwrap();
-    mount_remount(m.below("nosuid"), MountFlags::NOEXEC | MountFlags::BIND, c"").unwrap();
-    mount_remount(m.below("ro"), MountFlags::BIND, c"").unwrap();
+    mount_remount(m.backing("open"), MountFlags::NOSUID | MountFlags::NODEV | MountFlags::BIND, c"").unwrap();
+    mount_remount(m.backing("nosuid"), MountFlags::NOEXEC | MountFlags::BIND, c"").unwrap();
+    mount_remount(m.backing("ro"), MountFlags::BIND, c"").unwrap();
     wait_until("set-user-ID counts for nothing", || user("open").as_deref() == Some("65534"));
     wait_until("the device cannot be opened", || !opens_device(&m.path("open/zero")));
     wait_until("nothing runs", || user("nosuid").is_none());
@@ -215,18 +215,18 @@ fn a_remount_of_source_is_followed() {
     if !can_mount(test) || !has_program(test, "setpriv") {
         return;
     }
-    let (directory, below) = new_below();
+    let (directory, backing) = new_backing();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let small = FileSystem::tmpfs(&below, "size=8m");
-    set_uid_program(&below.join("s"));
-    shell(&format!("mknod -m 666 {}/zero c 1 5", below.display()));
-    if becomes(&below.join("s")).as_deref() != Some("0") {
+    let small = FileSystem::tmpfs(&backing, "size=8m");
+    set_uid_program(&backing.join("s"));
+    shell(&format!("mknod -m 666 {}/zero c 1 5", backing.display()));
+    if becomes(&backing.join("s")).as_deref() != Some("0") {
         return skip(test, "set-user-ID programs do not work in the temporary directory");
     }
     let m = Mounted::over(directory, Some(small), |_| {});
     assert_eq!(becomes(&m.path("s")).as_deref(), Some("0"));
     assert!(opens_device(&m.path("zero")));
-    let remount = |flags| mount_remount(m.below(""), flags, c"").unwrap();
+    let remount = |flags| mount_remount(m.backing(""), flags, c"").unwrap();
     remount(MountFlags::NOSUID | MountFlags::NODEV);
     wait_until("set-user-ID counts for nothing", || becomes(&m.path("s")).as_deref() == Some("65534"));
     assert!(!opens_device(&m.path("zero")));
@@ -261,16 +261,16 @@ fn mounts_bound_into_each_other_go_on() {
         return;
     }
     for cross in [false, true] {
-        let (one, other) = (new_below().0, new_below().0);
-        fs::create_dir_all(one.path().join("below/other")).unwrap();
-        fs::create_dir_all(other.path().join("below/one")).unwrap();
+        let (one, other) = (new_backing().0, new_backing().0);
+        fs::create_dir_all(one.path().join("backing/other")).unwrap();
+        fs::create_dir_all(other.path().join("backing/one")).unwrap();
         let one = Mounted::over(one, None, |config| (config.cross_mounts, config.threads) = (cross, 2));
         let other = Mounted::over(other, None, |config| (config.cross_mounts, config.threads) = (cross, 2));
-        let _into_one = Sub::bind(&other.path(""), &one.below("other"));
-        let _into_other = Sub::bind(&one.path(""), &other.below("one"));
+        let _into_one = Sub::bind(&other.path(""), &one.backing("other"));
+        let _into_other = Sub::bind(&one.path(""), &other.backing("one"));
         // And one whose SOURCE has its own mountpoint in it.
-        fs::create_dir(one.below("own")).unwrap();
-        let _own = Sub::bind(&one.path(""), &one.below("own"));
+        fs::create_dir(one.backing("own")).unwrap();
+        let _own = Sub::bind(&one.path(""), &one.backing("own"));
         for at in [one.path("other"), other.path("one")] {
             in_time("a bound mount", move || assert_eq!(names(at), [] as [String; 0]));
         }
@@ -289,7 +289,7 @@ fn a_covered_proc_is_no_obstacle() {
         return;
     }
     both_modes(|m| {
-        fs::write(m.below("a"), b"a").unwrap();
+        fs::write(m.backing("a"), b"a").unwrap();
         {
             let _covered = Sub::new("tmpfs", Path::new("/proc"), MountFlags::empty(), "").unwrap();
             assert_eq!(fs::read(m.path("a")).unwrap(), b"a");
@@ -301,6 +301,6 @@ fn a_covered_proc_is_no_obstacle() {
             let mut value = [0; 4];
             assert_eq!(rustix::fs::getxattr(m.path("b"), c"user.a", &mut value[..]), Ok(1));
         }
-        assert_eq!(fs::metadata(m.below("b")).unwrap().len(), 0);
+        assert_eq!(fs::metadata(m.backing("b")).unwrap().len(), 0);
     });
 }

@@ -69,9 +69,9 @@ fn written_is_read() {
         let file = open(m.path("a"));
         file.write_all_at(b"middle", 1_000_001).unwrap();
         file.sync_all().unwrap();
-        let below = fs::read(m.below("a")).unwrap();
-        assert_eq!(&below[1_000_001..1_000_007], b"middle");
-        assert_eq!(below.len(), bytes.len());
+        let backing = fs::read(m.backing("a")).unwrap();
+        assert_eq!(&backing[1_000_001..1_000_007], b"middle");
+        assert_eq!(backing.len(), bytes.len());
         let mut buf = [0; 100];
         assert_eq!(file.read_at(&mut buf, bytes.len() as u64 - 10).unwrap(), 10);
         assert_eq!(file.read_at(&mut buf, bytes.len() as u64 + 10).unwrap(), 0);
@@ -87,16 +87,16 @@ fn truncation() {
         fs::write(m.path("a"), pattern(10_000, 2)).unwrap();
         let file = open(m.path("a"));
         file.set_len(5000).unwrap();
-        assert_eq!(fs::metadata(m.below("a")).unwrap().len(), 5000);
+        assert_eq!(fs::metadata(m.backing("a")).unwrap().len(), 5000);
         file.set_len(9000).unwrap();
         let read = fs::read(m.path("a")).unwrap();
         assert!(read[..5000] == pattern(10_000, 2)[..5000] && read[5000..] == [0; 4000]);
         // By path, and by a descriptor that cannot write: refused.
         rustix::fs::ftruncate(File::open(m.path("a")).unwrap(), 1).unwrap_err();
         drop(File::create(m.path("a")).unwrap());
-        assert_eq!(fs::metadata(m.below("a")).unwrap().len(), 0);
+        assert_eq!(fs::metadata(m.backing("a")).unwrap().len(), 0);
         fs::write(m.path("a"), b"x").unwrap();
-        assert_eq!(fs::read(m.below("a")).unwrap(), b"x");
+        assert_eq!(fs::read(m.backing("a")).unwrap(), b"x");
     });
 }
 
@@ -110,16 +110,16 @@ fn appending() {
         file.write_all(b"one ").unwrap();
         file.write_all(b"two ").unwrap();
         file.sync_all().unwrap();
-        assert_eq!(fs::read(m.below("a")).unwrap(), b"one two ");
+        assert_eq!(fs::read(m.backing("a")).unwrap(), b"one two ");
     });
-    // In `through`, what somebody appends beside us is not overwritten, and the kernel sees both
+    // In `through`, what somebody appends externally is not overwritten, and the kernel sees both
     // afterwards.
     let m = Mounted::through();
     let mut file = File::options().append(true).create(true).open(m.path("a")).unwrap();
     file.write_all(b"one ").unwrap();
-    File::options().append(true).open(m.below("a")).unwrap().write_all(b"beside ").unwrap();
+    File::options().append(true).open(m.backing("a")).unwrap().write_all(b"beside ").unwrap();
     file.write_all(b"two ").unwrap();
-    assert_eq!(fs::read(m.below("a")).unwrap(), b"one beside two ");
+    assert_eq!(fs::read(m.backing("a")).unwrap(), b"one beside two ");
     wait_until("the kernel sees both", || fs::read(m.path("a")).unwrap() == b"one beside two ");
 }
 
@@ -138,7 +138,7 @@ fn direct_io() {
         let file = direct(true).unwrap();
         file.write_all_at(&buffer.0, 0).unwrap();
         file.write_all_at(&buffer.0, 32768).unwrap(); // Beyond the end: a hole in between.
-        assert_eq!(fs::metadata(m.below("a")).unwrap().len(), 49152);
+        assert_eq!(fs::metadata(m.backing("a")).unwrap().len(), 49152);
         // A buffered write, then a direct read, then the other way round.
         open(m.path("a")).write_all_at(b"buffered", 4096).unwrap();
         assert_eq!(direct(false).unwrap().read_at(&mut buffer.0, 0).unwrap(), 16384);
@@ -149,7 +149,7 @@ fn direct_io() {
         let read = fs::read(m.path("a")).unwrap();
         assert!(read[..4096] == [7; 4096] && read[4096..8192] == [9; 4096] && read[16384..32768] == [0; 16384]);
         assert!(m.mount().status().direct_reads > 0);
-        // As below, what is not aligned is refused.
+        // As in the backing directory, what is not aligned is refused.
         assert_eq!(errno_of(file.write_at(&buffer.0[..100], 50)), libc::EINVAL);
     });
 }
@@ -166,8 +166,8 @@ fn mapped_writes() {
         file.set_len(10_000).unwrap();
         assert_eq!(Own::start("stores").ask(&format!("ends 10000 {}", m.path("a").display())).unwrap(), "stored");
         drop((appending, file));
-        let below = fs::read(m.below("a")).unwrap();
-        assert_eq!((below.len(), below[0], below[1], below[9_999]), (10_000, b'a', 0, b'z'));
+        let backing = fs::read(m.backing("a")).unwrap();
+        assert_eq!((backing.len(), backing[0], backing[1], backing[9_999]), (10_000, b'a', 0, b'z'));
     });
 }
 
@@ -177,9 +177,9 @@ fn offsets_at_the_edge() {
         return;
     }
     let m = Mounted::through();
-    let (here, below) = (open(m.path("a")), open(m.below("b")));
+    let (here, backing) = (open(m.path("a")), open(m.backing("b")));
     for offset in [1 << 40, 1 << 44, 1 << 46, i64::MAX as u64 - 4096, i64::MAX as u64 - 1, i64::MAX as u64] {
-        let outcomes = [&here, &below].map(|file| {
+        let outcomes = [&here, &backing].map(|file| {
             let written = file.write_at(b"x", offset).map_err(|error| error.raw_os_error());
             let read = file.read_at(&mut [0; 2], offset).map_err(|error| error.raw_os_error());
             let grown = file.set_len(offset).map_err(|error| error.raw_os_error());
@@ -227,7 +227,7 @@ fn what_is_not_written_yet_is_no_hole() {
         assert!(data.is_ok_and(|data| data <= AT), "{data:?}");
         assert!(seek(&file, SeekFrom::Hole(AT)).is_ok_and(|hole| hole > AT));
         assert_eq!(seek(&file, SeekFrom::Data(LEN)), Err(rustix::io::Errno::NXIO));
-        // Behind the end below.
+        // Behind the end of the backing file.
         let mut log = File::options().append(true).create(true).open(m.path("log")).unwrap();
         log.write_all(&[1; 5000]).unwrap();
         let reader = File::open(m.path("log")).unwrap();
@@ -256,7 +256,7 @@ fn allocation() {
         expected.resize(110_000, 0);
         assert!(fs::read(m.path("a")).unwrap() == expected);
         file.sync_all().unwrap();
-        assert!(fs::read(m.below("a")).unwrap() == expected);
+        assert!(fs::read(m.backing("a")).unwrap() == expected);
         // The kernel passes on none of the others.
         assert_eq!(fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 4096), Err(rustix::io::Errno::OPNOTSUPP));
         assert_eq!(fallocate(&file, FallocateFlags::empty(), i64::MAX as u64, 1), Err(rustix::io::Errno::FBIG));
@@ -283,7 +283,7 @@ fn copying_ranges() {
         expected.truncate(150_000);
         expected.extend_from_slice(&bytes[1000..251_000]);
         assert!(fs::read(m.path("b")).unwrap() == expected);
-        assert!(fs::read(m.below("b")).unwrap() == expected);
+        assert!(fs::read(m.backing("b")).unwrap() == expected);
     });
 }
 
@@ -312,27 +312,27 @@ fn locks() {
     assert_eq!((lock(&one, 0), lock(&two, 10), lock(&two, 5)), (0, 0, -1));
 }
 
-/// The file system below is full: the caller hears of it, and what is read back is what is there.
+/// The backing file system is full: the caller hears of it, and what is read back is what is there.
 #[test]
 fn no_space() {
     if !can_mount("no_space") {
         return;
     }
     for write in [mount::WriteMode::Through, mount::WriteMode::Back] {
-        let (directory, below) = new_below();
-        let small = FileSystem::tmpfs(&below, "size=1m");
+        let (directory, backing) = new_backing();
+        let small = FileSystem::tmpfs(&backing, "size=1m");
         let m = Mounted::over(directory, Some(small), |config| config.write = write);
         let mut file = open(m.path("a"));
         let bytes = pattern(2 << 20, 6);
         let failed = file.write_all(&bytes).and_then(|()| file.sync_all()).unwrap_err();
         assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC), "{write:?}");
         drop(file);
-        let below = fs::read(m.below("a")).unwrap();
+        let backing = fs::read(m.backing("a")).unwrap();
         // Written back in any order, the file may have holes; what it holds is what fits.
-        assert!(fs::metadata(m.below("a")).unwrap().blocks() * 512 <= 1 << 20);
+        assert!(fs::metadata(m.backing("a")).unwrap().blocks() * 512 <= 1 << 20);
         if write == mount::WriteMode::Through {
-            wait_until("what is read is what is there", || fs::read(m.path("a")).unwrap() == below);
-            assert!(bytes.starts_with(&below));
+            wait_until("what is read is what is there", || fs::read(m.path("a")).unwrap() == backing);
+            assert!(bytes.starts_with(&backing));
         }
         fs::remove_file(m.path("a")).unwrap();
         // The kernel tells the server of the close and of the last use (RELEASE, FORGET) after the
@@ -355,15 +355,15 @@ fn append_only_files() {
         let refused = errno_of(File::options().write(true).open(m.path("a")));
         let mut file = File::options().read(true).append(true).open(m.path("a")).unwrap();
         let written = file.write_all(b" two").and_then(|()| file.sync_all());
-        let found = fs::read(m.below("a"));
+        let found = fs::read(m.backing("a"));
         // What is there already is not changed by a mapping, either.
         let stored = Own::start("stores").ask(&format!("append 3 {path}")).unwrap();
         // Of the failure each descriptor is told once.
         let _ = file.sync_all();
-        let found_then = fs::read(m.below("a"));
+        let found_then = fs::read(m.backing("a"));
         // The kernel's page holds it until it is told to drop that.
-        let is_as_below = || fs::read(m.path("a")).is_ok_and(|found| found == b"one two");
-        let is_dropped = testbed::wait_until(Duration::from_secs(60), is_as_below);
+        let is_as_in_backing = || fs::read(m.path("a")).is_ok_and(|found| found == b"one two");
+        let is_dropped = testbed::wait_until(Duration::from_secs(60), is_as_in_backing);
         let written_again = file.write_all(b" three").and_then(|()| file.sync_all());
         shell(&format!("chattr -a {path}"));
         assert_eq!(refused, libc::EPERM);
@@ -373,25 +373,25 @@ fn append_only_files() {
         assert_eq!(found_then.unwrap(), b"one two");
         assert!(is_dropped, "what was refused is still read");
         written_again.unwrap();
-        for path in [m.below("a"), m.path("a")] {
+        for path in [m.backing("a"), m.path("a")] {
             assert_eq!(fs::read(path).unwrap(), b"one two three");
         }
     });
 }
 
-/// Somebody changes a file below, beside the mount: seen at the next open, at the latest when the
+/// Somebody changes a file externally: seen at the next open, at the latest when the
 /// attributes time out.
 #[test]
-fn changes_beside_are_seen_on_open() {
+fn external_changes_are_seen_on_open() {
     if !can_mount("changes_beside_are_seen_on_open") {
         return;
     }
     let m = Mounted::through();
     fs::write(m.path("a"), b"old").unwrap();
     assert_eq!(fs::read(m.path("a")).unwrap(), b"old");
-    fs::write(m.below("a"), b"new").unwrap();
+    fs::write(m.backing("a"), b"new").unwrap();
     assert_eq!(fs::read(m.path("a")).unwrap(), b"new");
-    fs::write(m.below("a"), b"longer").unwrap();
+    fs::write(m.backing("a"), b"longer").unwrap();
     assert_eq!(fs::read(m.path("a")).unwrap(), b"longer");
     let mut file = File::open(m.path("a")).unwrap();
     file.seek(std::io::SeekFrom::Start(3)).unwrap();
@@ -400,25 +400,25 @@ fn changes_beside_are_seen_on_open() {
     assert_eq!(rest, "ger");
 }
 
-/// A program that opens a file whose size was changed beside the mount finds the new end, however
+/// A program that opens a file whose size was changed externally finds the new end, however
 /// long the kernel believes attributes, and whether the file is passed through or not.
 #[test]
-fn sizes_changed_beside_are_seen_on_open() {
+fn externally_changed_sizes_are_seen_on_open() {
     if !can_mount("sizes_changed_beside_are_seen_on_open") {
         return;
     }
     for pass in [false, true] {
         // Of changes on a ramfs nobody is told.
-        let (directory, below) = new_below();
-        let over = FileSystem::ramfs(&below);
+        let (directory, backing) = new_backing();
+        let over = FileSystem::ramfs(&backing);
         let m = Mounted::over(directory, Some(over), |config| {
             config.attr_timeout = Duration::from_secs(3600);
             config.pass = pass;
         });
-        let below = File::create(m.below("a")).unwrap();
+        let backing = File::create(m.backing("a")).unwrap();
         for round in 1..=100 {
             let _known = fs::metadata(m.path("a")).unwrap();
-            below.set_len(round * 10).unwrap();
+            backing.set_len(round * 10).unwrap();
             let mut file = File::options().read(true).append(true).open(m.path("a")).unwrap();
             assert_eq!(file.seek(std::io::SeekFrom::End(0)).unwrap(), round * 10);
             let mut bytes = Vec::new();
@@ -431,9 +431,9 @@ fn sizes_changed_beside_are_seen_on_open() {
     }
 }
 
-/// A change beside the mount is found also when a change of ours has failed in between.
+/// An external change is found also when a change of ours has failed in between.
 #[test]
-fn a_failed_change_hides_no_change_beside() {
+fn a_failed_change_hides_no_external_change() {
     if !can_mount("a_failed_change_hides_no_change_beside") {
         return;
     }
@@ -443,25 +443,25 @@ fn a_failed_change_hides_no_change_beside() {
     let mut page = vec![0; 4096];
     file.read_exact_at(&mut page, 0).unwrap();
     fallocate(&file, FallocateFlags::empty(), 0, 1 << 50).unwrap_err();
-    File::options().write(true).open(m.below("a")).unwrap().write_all_at(&[7; 4096], 0).unwrap();
+    File::options().write(true).open(m.backing("a")).unwrap().write_all_at(&[7; 4096], 0).unwrap();
     file.write_all_at(&[8; 4096], 8192).unwrap();
     drop(file);
-    assert!(fs::read(m.path("a")).unwrap() == fs::read(m.below("a")).unwrap());
+    assert!(fs::read(m.path("a")).unwrap() == fs::read(m.backing("a")).unwrap());
 }
 
-/// A program that opens a file after it was changed beside the mount reads the change, also when
+/// A program that opens a file after it was changed externally reads the change, also when
 /// others open it at the same time, and whether the file is passed through or not.
 #[test]
-fn no_open_after_a_change_beside_reads_older_bytes() {
+fn no_open_after_an_external_change_reads_older_bytes() {
     if !can_mount("no_open_after_a_change_beside_reads_older_bytes") {
         return;
     }
     const CHANGES: u64 = 150;
     for pass in [false, true] {
         let m = Mounted::with(|config| config.pass = pass);
-        let below = File::create(m.below("a")).unwrap();
-        below.write_all_at(&[0; 4096], 0).unwrap();
-        let probe = File::create(m.below("probe")).unwrap();
+        let backing = File::create(m.backing("a")).unwrap();
+        backing.write_all_at(&[0; 4096], 0).unwrap();
+        let probe = File::create(m.backing("probe")).unwrap();
         let (current, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             let _over = Done(&is_over);
@@ -480,9 +480,9 @@ fn no_open_after_a_change_beside_reads_older_bytes() {
                 // look alike.
                 wait_until("the clock of the file system has moved", || {
                     probe.write_all_at(&[0], 0).unwrap();
-                    probe.metadata().unwrap().modified().unwrap() > below.metadata().unwrap().modified().unwrap()
+                    probe.metadata().unwrap().modified().unwrap() > backing.metadata().unwrap().modified().unwrap()
                 });
-                below.write_all_at(&change.to_ne_bytes(), 0).unwrap();
+                backing.write_all_at(&change.to_ne_bytes(), 0).unwrap();
                 current.store(change, Ordering::SeqCst);
             }
         });
@@ -492,13 +492,13 @@ fn no_open_after_a_change_beside_reads_older_bytes() {
 /// A program that writes reads back what it wrote, also when the file was once changed beside the
 /// mount and others read along.
 #[test]
-fn what_was_written_is_read_after_a_change_beside() {
+fn own_writes_are_read_after_an_external_change() {
     if !can_mount("what_was_written_is_read_after_a_change_beside") {
         return;
     }
     let m = Mounted::through();
     fs::write(m.path("a"), [0; 4096]).unwrap();
-    fs::write(m.below("a"), [1; 4096]).unwrap();
+    fs::write(m.backing("a"), [1; 4096]).unwrap();
     assert_eq!(fs::read(m.path("a")).unwrap(), [1; 4096]);
     let file = File::options().read(true).write(true).open(m.path("a")).unwrap();
     let done = AtomicU64::new(0);

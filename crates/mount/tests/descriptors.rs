@@ -84,7 +84,7 @@ impl Drop for Opener {
 }
 
 fn make_files(m: &Mounted, count: usize) {
-    (0..count).for_each(|number| fs::write(m.below(format!("f{number}")), b"x").unwrap());
+    (0..count).for_each(|number| fs::write(m.backing(format!("f{number}")), b"x").unwrap());
 }
 
 #[test]
@@ -94,8 +94,8 @@ fn one_user_leaves_descriptors_to_others() {
     }
     let m = Mounted::through();
     make_files(&m, 1500);
-    fs::create_dir(m.below("all")).unwrap();
-    shell(&format!("chmod 1777 {}", m.below("all").display()));
+    fs::create_dir(m.backing("all")).unwrap();
+    shell(&format!("chmod 1777 {}", m.backing("all").display()));
     let at = m.path("").display().to_string();
     // Inodes take what there is, and give it back to open files.
     shell(&format!("ls -l {at}"));
@@ -149,7 +149,7 @@ fn deleted_files_count_once() {
     let opener = Opener::of(65534, &format!("[f'{at}/f{{number}}' for number in range(900)]"));
     shell(&format!("rm {at}/f?*"));
     assert!(opener.opened > LIMIT * 2 / 5, "{}", opener.opened);
-    fs::write(m.below("new"), b"new").unwrap();
+    fs::write(m.backing("new"), b"new").unwrap();
     assert_eq!(shell(&format!("cat {at}/new; mkdir {at}/d; ls {at}")), "newd\nnew\n");
     drop(opener);
     m.wait_until_closed();
@@ -182,7 +182,7 @@ os.close(file)",
     let status = writer.wait().unwrap();
     drop((all, stdin));
     assert!(status.success(), "close failed");
-    assert_eq!(fs::read(m.below("f0")).unwrap(), b"y");
+    assert_eq!(fs::read(m.backing("f0")).unwrap(), b"y");
 }
 
 /// Opens of one file by one user share a descriptor where no other is left: a program meets its own
@@ -222,7 +222,7 @@ print(len(kept))"
     assert!(output.status.success(), "{output:?}");
     let count: usize = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
     assert!(count > LIMIT - 20);
-    assert_eq!(fs::metadata(m.below("f0")).unwrap().len(), count as u64 * 4);
+    assert_eq!(fs::metadata(m.backing("f0")).unwrap().len(), count as u64 * 4);
 }
 
 /// Where files have no handles, a descriptor holds each inode that the kernel knows: it is made to
@@ -232,13 +232,13 @@ fn many_names_without_handles() {
     if !is_limited("many_names_without_handles") {
         return;
     }
-    let (directory, below) = new_below();
-    let ramfs = FileSystem::ramfs(&below);
+    let (directory, backing) = new_backing();
+    let ramfs = FileSystem::ramfs(&backing);
     let m = Mounted::over(directory, Some(ramfs), |_| {});
     for number in 0..40 {
-        fs::create_dir(m.below(format!("d{number}"))).unwrap();
+        fs::create_dir(m.backing(format!("d{number}"))).unwrap();
         for file in 0..60 {
-            fs::write(m.below(format!("d{number}/f{file}")), b"x").unwrap();
+            fs::write(m.backing(format!("d{number}/f{file}")), b"x").unwrap();
         }
     }
     let at = m.path("").display().to_string();

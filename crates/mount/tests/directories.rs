@@ -16,7 +16,7 @@ fn a_hundred_thousand_entries() {
     const COUNT: usize = 100_000;
     let m = Mounted::with(|config| config.inode_descriptors_max = Some(1000));
     // One file with many names is quicker to make than many files; a few of each.
-    let directory = m.below("many");
+    let directory = m.backing("many");
     fs::create_dir(&directory).unwrap();
     for file in 0..COUNT / 10_000 {
         let first = directory.join(format!("{file}-0"));
@@ -37,16 +37,16 @@ fn a_hundred_thousand_entries() {
 /// Names alone cost no lookups; who looks at what it has listed is given attributes with the next
 /// directory.
 #[test]
-fn attributes_come_for_those_who_look() {
+fn listings_have_attributes_for_tasks_that_use_them() {
     if !can_mount("attributes_come_for_those_who_look") {
         return;
     }
     const COUNT: u64 = 50;
     let m = Mounted::through();
     for directory in ["a", "b"] {
-        fs::create_dir(m.below(directory)).unwrap();
+        fs::create_dir(m.backing(directory)).unwrap();
         for file in 0..COUNT {
-            fs::write(m.below(format!("{directory}/{file}")), b"").unwrap();
+            fs::write(m.backing(format!("{directory}/{file}")), b"").unwrap();
         }
     }
     let lookups = || m.mount().status().requests.get("lookup").copied().unwrap_or_default();
@@ -72,7 +72,7 @@ fn positions_can_be_returned_to() {
     }
     let m = Mounted::through();
     for index in 0..3000 {
-        fs::write(m.below(format!("file-with-a-name-{index}")), b"").unwrap();
+        fs::write(m.backing(format!("file-with-a-name-{index}")), b"").unwrap();
     }
     let fd = openat(rustix::fs::CWD, m.path(""), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
     let mut directory = Dir::new(fd).unwrap();
@@ -108,15 +108,15 @@ fn entries_show_the_right_inodes() {
     }
 }
 
-/// Another file system mounted below SOURCE shows up where mounts are crossed, with inode numbers
+/// Another file system mounted in SOURCE shows up where mounts are crossed, with inode numbers
 /// of its own.
 #[test]
-fn file_systems_mounted_below() {
+fn file_systems_mounted_in_source() {
     if !can_mount("file_systems_mounted_below") {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let other = directory.path().join("below/other");
+    let other = directory.path().join("backing/other");
     fs::create_dir_all(&other).unwrap();
     let small = FileSystem::tmpfs(&other, "size=4m");
     let m = Mounted::over(directory, Some(small), |config| {
@@ -124,9 +124,9 @@ fn file_systems_mounted_below() {
     });
     fs::write(m.path("other/a"), b"on another file system").unwrap();
     assert_eq!(fs::read(m.path("other/a")).unwrap(), b"on another file system");
-    let (here, below) = (fs::metadata(m.path("other/a")).unwrap(), fs::metadata(m.below("other/a")).unwrap());
+    let (here, backing) = (fs::metadata(m.path("other/a")).unwrap(), fs::metadata(m.backing("other/a")).unwrap());
     assert_eq!(here.dev(), fs::metadata(m.path("")).unwrap().dev());
-    assert_ne!(here.ino(), below.ino());
+    assert_ne!(here.ino(), backing.ino());
     assert_eq!(errno_of(fs::rename(m.path("other/a"), m.path("a"))), libc::EXDEV);
     assert_eq!(errno_of(fs::hard_link(m.path("other/a"), m.path("a"))), libc::EXDEV);
 }

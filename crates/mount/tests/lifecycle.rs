@@ -65,7 +65,7 @@ fn a_failed_start_leaves_no_mount() {
         return;
     }
     let base = tempfile::tempdir().unwrap();
-    let (source, mountpoint) = (base.path().join("below"), base.path().join("mountpoint"));
+    let (source, mountpoint) = (base.path().join("backing"), base.path().join("mountpoint"));
     fs::create_dir(&source).unwrap();
     fs::create_dir(&mountpoint).unwrap();
     let (source_too, mountpoint_too) = (source.clone(), mountpoint.clone());
@@ -85,17 +85,17 @@ fn over_itself() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    fs::create_dir(directory.path().join("below")).unwrap();
-    fs::write(directory.path().join("below/a"), b"from before").unwrap();
+    fs::create_dir(directory.path().join("backing")).unwrap();
+    fs::write(directory.path().join("backing/a"), b"from before").unwrap();
     let m = Mounted::over(directory, None, |config| config.mountpoint = config.source.clone());
     assert_eq!(fs::read(m.path("a")).unwrap(), b"from before");
     fs::write(m.path("b"), b"through the mount").unwrap();
     fs::rename(m.path("a"), m.path("c")).unwrap();
     assert!(m.mount().status().requests.contains_key("write"));
     let directory = m.end();
-    let below = directory.path().join("below");
-    assert_eq!(fs::read(below.join("b")).unwrap(), b"through the mount");
-    assert_eq!(fs::read(below.join("c")).unwrap(), b"from before");
+    let backing = directory.path().join("backing");
+    assert_eq!(fs::read(backing.join("b")).unwrap(), b"through the mount");
+    assert_eq!(fs::read(backing.join("c")).unwrap(), b"from before");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn device_number_is_known_before_the_first_request() {
         return;
     }
     let base = tempfile::tempdir().unwrap();
-    let (source, mountpoint) = (base.path().join("below"), base.path().join("mountpoint"));
+    let (source, mountpoint) = (base.path().join("backing"), base.path().join("mountpoint"));
     fs::create_dir(&source).unwrap();
     fs::create_dir(&mountpoint).unwrap();
     let mut told = 0;
@@ -145,17 +145,17 @@ fn unmounting() {
 /// Somebody mounted us below ourselves: a closed directory, or an error where mounts are crossed,
 /// but no deadlock.
 #[test]
-fn ourselves_below_ourselves() {
+fn a_mount_within_its_own_source() {
     if !can_mount("ourselves_below_ourselves") {
         return;
     }
     for cross in [false, true] {
         let m = Mounted::with(|config| config.cross_mounts = cross);
-        fs::create_dir(m.below("loop")).unwrap();
+        fs::create_dir(m.backing("loop")).unwrap();
         let flags = rustix::mount::MountFlags::BIND;
-        rustix::mount::mount(m.path(""), m.below("loop"), "", flags, None).unwrap();
+        rustix::mount::mount(m.path(""), m.backing("loop"), "", flags, None).unwrap();
         let result = fs::metadata(m.path("loop").join("loop")).or_else(|_| fs::metadata(m.path("loop")));
-        rustix::mount::unmount(m.below("loop"), rustix::mount::UnmountFlags::DETACH).unwrap();
+        rustix::mount::unmount(m.backing("loop"), rustix::mount::UnmountFlags::DETACH).unwrap();
         match cross {
             false => assert!(result.unwrap().permissions().readonly()),
             true => assert_eq!(errno_of(result), libc::ELOOP),
@@ -169,11 +169,11 @@ fn restrictions_are_inherited() {
     if !can_mount("restrictions_are_inherited") {
         return;
     }
-    let (directory, below) = new_below();
-    let small = FileSystem::tmpfs(&below, "size=1m");
+    let (directory, backing) = new_backing();
+    let small = FileSystem::tmpfs(&backing, "size=1m");
     let flags =
         rustix::mount::MountFlags::NOSUID | rustix::mount::MountFlags::NODEV | rustix::mount::MountFlags::RDONLY;
-    rustix::mount::mount_remount(&below, flags, c"").unwrap();
+    rustix::mount::mount_remount(&backing, flags, c"").unwrap();
     let m = Mounted::over(directory, Some(small), |_| {});
     let here = rustix::fs::statvfs(m.path("")).unwrap().f_flag;
     use rustix::fs::StatVfsMountFlags as Flags;
@@ -188,13 +188,14 @@ const AS_USER: &str = "PUMA_TEST_MOUNT_AS_USER";
 fn as_an_ordinary_user() {
     if let Some(base) = std::env::var_os(AS_USER) {
         let base = Path::new(&base);
-        let mount = Mount::start(Config::new(base.join("below"), base.join("mountpoint")), |_| borrower(true)).unwrap();
+        let mount =
+            Mount::start(Config::new(base.join("backing"), base.join("mountpoint")), |_| borrower(true)).unwrap();
         let path = |name: &str| base.join("mountpoint").join(name);
         fs::write(path("a"), pattern(300_000, 1)).unwrap();
         assert!(fs::read(path("a")).unwrap() == pattern(300_000, 1));
         fs::create_dir(path("d")).unwrap();
         fs::rename(path("a"), path("d/b")).unwrap();
-        assert_eq!(fs::metadata(base.join("below/d/b")).unwrap().len(), 300_000);
+        assert_eq!(fs::metadata(base.join("backing/d/b")).unwrap().len(), 300_000);
         mount.unmount(false).unwrap();
         mount.wait();
         return;
@@ -204,7 +205,7 @@ fn as_an_ordinary_user() {
         return;
     }
     let base = tempfile::tempdir().unwrap();
-    for name in ["", "below", "mountpoint"] {
+    for name in ["", "backing", "mountpoint"] {
         if !name.is_empty() {
             fs::create_dir(base.path().join(name)).unwrap();
         }
@@ -244,10 +245,10 @@ fn a_mount_that_cannot_be_left_is_served_by_all_again() {
     }
     let m = Mounted::through();
     for name in ["held", "other"] {
-        fs::write(m.below(name), name).unwrap();
+        fs::write(m.backing(name), name).unwrap();
     }
     // An open would be put off, and hold no worker.
-    let lease = Lease::take(&m.below("held"), true).unwrap();
+    let lease = Lease::take(&m.backing("held"), true).unwrap();
     std::thread::scope(|scope| {
         let truncate = scope.spawn(|| truncate_by_name(&m.path("held"), 2));
         wait_until("a worker is held up", || lease.holds_somebody_up());
@@ -272,15 +273,15 @@ fn a_truncation_waits_for_a_lease() {
         return;
     }
     let m = Mounted::through();
-    fs::write(m.below("a"), b"long").unwrap();
-    let lease = Lease::take(&m.below("a"), true).unwrap();
+    fs::write(m.backing("a"), b"long").unwrap();
+    let lease = Lease::take(&m.backing("a"), true).unwrap();
     std::thread::scope(|scope| {
         let truncate = scope.spawn(|| truncate_by_name(&m.path("a"), 2));
         wait_until("it is held up", || lease.holds_somebody_up() || truncate.is_finished());
         drop(lease);
         truncate.join().unwrap().unwrap();
     });
-    assert_eq!(fs::read(m.below("a")).unwrap(), b"lo");
+    assert_eq!(fs::read(m.backing("a")).unwrap(), b"lo");
 }
 
 /// A mount that does not answer by the time it is served is none: nobody is told that it is there.
@@ -290,10 +291,10 @@ fn a_mount_that_is_gone_before_it_is_served_is_an_error() {
         return;
     }
     let base = tempfile::tempdir().unwrap();
-    let (below, mountpoint) = (base.path().join("below"), base.path().join("mountpoint"));
-    fs::create_dir(&below).unwrap();
+    let (backing, mountpoint) = (base.path().join("backing"), base.path().join("mountpoint"));
+    fs::create_dir(&backing).unwrap();
     fs::create_dir(&mountpoint).unwrap();
-    let start = Mount::start(Config::new(&below, &mountpoint), |_| {
+    let start = Mount::start(Config::new(&backing, &mountpoint), |_| {
         fuse::mounting::unmount(&mountpoint, true)?;
         borrower(true)
     });

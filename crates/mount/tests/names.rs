@@ -22,7 +22,7 @@ fn files_and_directories() {
     both_modes(|m| {
         fs::create_dir(m.path("d")).unwrap();
         fs::write(m.path("d/a"), b"hello").unwrap();
-        assert_eq!(fs::read(m.below("d/a")).unwrap(), b"hello");
+        assert_eq!(fs::read(m.backing("d/a")).unwrap(), b"hello");
         assert_eq!(errno_of(fs::remove_dir(m.path("d"))), libc::ENOTEMPTY);
         assert_eq!(errno_of(fs::create_dir(m.path("d"))), libc::EEXIST);
         assert_eq!(errno_of(fs::metadata(m.path("nothing"))), libc::ENOENT);
@@ -30,7 +30,7 @@ fn files_and_directories() {
         assert_eq!(fs::read(m.path("b")).unwrap(), b"hello");
         fs::remove_dir(m.path("d")).unwrap();
         fs::remove_file(m.path("b")).unwrap();
-        assert_eq!(fs::read_dir(m.below("")).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(m.backing("")).unwrap().count(), 0);
         let long = "x".repeat(256);
         assert_eq!(errno_of(fs::write(m.path(&long), b"")), libc::ENAMETOOLONG);
         fs::write(m.path(&long[..255]), b"").unwrap();
@@ -51,7 +51,7 @@ fn names_are_bytes() {
     let listed: BTreeSet<_> = fs::read_dir(m.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(listed, names.iter().map(|name| name.to_os_string()).collect());
     for name in &names {
-        assert_eq!(fs::read(m.below(name)).unwrap(), name.as_bytes());
+        assert_eq!(fs::read(m.backing(name)).unwrap(), name.as_bytes());
         fs::remove_file(m.path(name)).unwrap();
     }
 }
@@ -66,13 +66,13 @@ fn links() {
     fs::hard_link(m.path("a"), m.path("b")).unwrap();
     let (a, b) = (fs::metadata(m.path("a")).unwrap(), fs::metadata(m.path("b")).unwrap());
     assert_eq!((a.ino(), a.nlink()), (b.ino(), 2));
-    assert_eq!(a.ino(), fs::metadata(m.below("a")).unwrap().ino());
+    assert_eq!(a.ino(), fs::metadata(m.backing("a")).unwrap().ino());
     // One inode, one page cache: a write by one name is read by the other.
     fs::write(m.path("b"), b"two").unwrap();
     assert_eq!(fs::read(m.path("a")).unwrap(), b"two");
     std::os::unix::fs::symlink("../\u{1}a b", m.path("s")).unwrap();
     assert_eq!(fs::read_link(m.path("s")).unwrap().as_os_str(), "../\u{1}a b");
-    assert_eq!(fs::read_link(m.below("s")).unwrap().as_os_str(), "../\u{1}a b");
+    assert_eq!(fs::read_link(m.backing("s")).unwrap().as_os_str(), "../\u{1}a b");
     // A link to the link itself.
     linkat(CWD, m.path("s"), CWD, m.path("t"), AtFlags::empty()).unwrap();
     assert_eq!(fs::symlink_metadata(m.path("t")).unwrap().nlink(), 2);
@@ -97,8 +97,8 @@ fn special_files() {
         ("socket", rustix::fs::FileType::Socket, 0),
     ] {
         mknodat(CWD, m.path(name), kind, mode, device).unwrap();
-        let (here, below) = (fs::metadata(m.path(name)).unwrap(), fs::metadata(m.below(name)).unwrap());
-        assert_eq!((here.mode(), here.rdev()), (below.mode(), below.rdev()), "{name}");
+        let (here, backing) = (fs::metadata(m.path(name)).unwrap(), fs::metadata(m.backing(name)).unwrap());
+        assert_eq!((here.mode(), here.rdev()), (backing.mode(), backing.rdev()), "{name}");
         assert_eq!(here.rdev(), device, "{name}");
     }
     assert!(fs::metadata(m.path("fifo")).unwrap().file_type().is_fifo());
@@ -122,7 +122,7 @@ fn rename_flags() {
     rename("a", "d/b", RenameFlags::EXCHANGE).unwrap();
     assert_eq!((fs::read(m.path("a")).unwrap(), fs::read(m.path("d/b")).unwrap()), (b"b".to_vec(), b"a".to_vec()));
     rename("a", "w", RenameFlags::WHITEOUT).unwrap();
-    let whiteout = fs::metadata(m.below("a")).unwrap();
+    let whiteout = fs::metadata(m.backing("a")).unwrap();
     assert!(whiteout.file_type().is_char_device() && whiteout.rdev() == 0);
     // Replacing an open file leaves it readable.
     let open = fs::File::open(m.path("d/b")).unwrap();
@@ -148,7 +148,8 @@ fn open_files_outlive_their_names() {
         rustix::fs::fsetxattr(&file, "user.x", b"y", rustix::fs::XattrFlags::empty()).unwrap();
         let now = file.metadata().unwrap();
         assert_eq!((now.nlink(), now.len(), now.mode() & 0o777), (0, 12, 0o600));
-        // A new file of that name is another one, even if it gets the same inode number below.
+        // A new file of that name is another one, even if it gets the same inode number in the
+        // backing directory.
         fs::write(m.path("a"), b"new").unwrap();
         assert_eq!(fs::read(m.path("a")).unwrap(), b"new");
         assert_eq!(file.metadata().unwrap().len(), 12);
@@ -178,7 +179,7 @@ fn unnamed_files_can_be_linked() {
         linkat(&file, c"", CWD, m.path("named"), AtFlags::EMPTY_PATH).unwrap();
         assert_eq!(fs::read(m.path("named")).unwrap(), b"unnamed");
         drop(file);
-        assert_eq!(fs::read(m.below("named")).unwrap(), b"unnamed");
+        assert_eq!(fs::read(m.backing("named")).unwrap(), b"unnamed");
         let fd = openat(CWD, m.path(""), OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL, Mode::RUSR).unwrap();
         assert!(linkat(&fd, c"", CWD, m.path("never"), AtFlags::EMPTY_PATH).is_err());
     });
@@ -232,52 +233,52 @@ fn create_honours_exclusion() {
     }
     let m = Mounted::with(|config| config.entry_timeout = std::time::Duration::from_secs(60));
     assert_eq!(errno_of(fs::metadata(m.path("a"))), libc::ENOENT);
-    fs::write(m.below("a"), b"from beside").unwrap();
+    fs::write(m.backing("a"), b"from beside").unwrap();
     assert_eq!(errno_of(fs::File::create_new(m.path("a"))), libc::EEXIST);
-    fs::write(m.below("b"), b"from beside").unwrap();
+    fs::write(m.backing("b"), b"from beside").unwrap();
     drop(fs::File::create(m.path("b")).unwrap());
-    assert_eq!(fs::read(m.below("b")).unwrap(), b"");
+    assert_eq!(fs::read(m.backing("b")).unwrap(), b"");
     mkdirat(CWD, m.path("d"), Mode::from_raw_mode(0o700)).unwrap();
     assert_eq!(errno_of(fs::File::create(m.path("d"))), libc::EISDIR);
 }
 
-/// A file that is deleted beside the mount does not keep its disk space.
+/// A file that is deleted externally does not keep its disk space.
 #[test]
-fn what_is_deleted_beside_is_let_go() {
+fn externally_deleted_files_are_released() {
     if !can_mount("what_is_deleted_beside_is_let_go") {
         return;
     }
     let m = Mounted::through();
     let known = m.mount().status().inodes;
     fs::write(m.path("a"), "content").unwrap();
-    fs::remove_file(m.below("a")).unwrap();
+    fs::remove_file(m.backing("a")).unwrap();
     // Another test may have had the kernel drop its caches, and with them the node, before.
     wait_until("the node is forgotten", || m.mount().status().inodes <= known);
 }
 
-/// Names changed beside the mount show at the next open, whatever was done to them through the
+/// Names changed externally show at the next open, whatever was done to them through the
 /// mount before.
 #[test]
-fn names_changed_beside_show_at_the_next_open() {
+fn externally_changed_names_show_at_the_next_open() {
     if !can_mount("names_changed_beside_show_at_the_next_open") {
         return;
     }
     let m = Mounted::through();
-    let replace_beside = |name: &str, content: &str| {
-        fs::write(m.below("new"), content).unwrap();
-        fs::rename(m.below("new"), m.below(name)).unwrap();
+    let replace_externally = |name: &str, content: &str| {
+        fs::write(m.backing("new"), content).unwrap();
+        fs::rename(m.backing("new"), m.backing(name)).unwrap();
         assert_eq!(fs::read_to_string(m.path(name)).unwrap(), content);
     };
     fs::write(m.path("temporary"), "one").unwrap();
     fs::rename(m.path("temporary"), m.path("renamed")).unwrap();
     assert_eq!(fs::read_to_string(m.path("renamed")).unwrap(), "one");
-    replace_beside("renamed", "two");
-    replace_beside("renamed", "three");
+    replace_externally("renamed", "two");
+    replace_externally("renamed", "three");
 
     fs::write(m.path("linked"), "one").unwrap();
     fs::hard_link(m.path("linked"), m.path("other")).unwrap();
     assert_eq!(fs::read_to_string(m.path("other")).unwrap(), "one");
-    replace_beside("linked", "two");
+    replace_externally("linked", "two");
     assert_eq!(fs::read_to_string(m.path("other")).unwrap(), "one");
 
     fs::write(m.path("x"), "x").unwrap();
@@ -285,30 +286,30 @@ fn names_changed_beside_show_at_the_next_open() {
     let folder = fs::File::open(m.path(".")).unwrap();
     rustix::fs::renameat_with(&folder, "x", &folder, "y", rustix::fs::RenameFlags::EXCHANGE).unwrap();
     assert_eq!(fs::read_to_string(m.path("x")).unwrap(), "y");
-    replace_beside("x", "another x");
-    replace_beside("y", "another y");
-    fs::remove_file(m.below("x")).unwrap();
+    replace_externally("x", "another x");
+    replace_externally("y", "another y");
+    fs::remove_file(m.backing("x")).unwrap();
     assert!(fs::read_to_string(m.path("x")).is_err());
 }
 
-/// A name that was replaced beside the mount, and is then renamed through it, leads to what was
+/// A name that was replaced externally, and is then renamed through it, leads to what was
 /// renamed, also when the kernel had not looked at it in between: under either name, if two were
 /// exchanged.
 #[test]
-fn what_was_replaced_beside_and_then_renamed_is_what_the_new_name_leads_to() {
+fn an_externally_replaced_name_that_is_renamed_leads_to_its_file() {
     if !can_mount("what_was_replaced_beside_and_then_renamed_is_what_the_new_name_leads_to") {
         return;
     }
     let m = Mounted::through();
     let known = m.mount().status().inodes;
-    let replace_beside = |name: &str, with: &dyn Fn(&Path)| {
-        with(&m.below("new"));
-        rustix::fs::renameat_with(CWD, m.below("new"), CWD, m.below(name), RenameFlags::EXCHANGE).unwrap();
-        fs::remove_file(m.below("new")).unwrap();
+    let replace_externally = |name: &str, with: &dyn Fn(&Path)| {
+        with(&m.backing("new"));
+        rustix::fs::renameat_with(CWD, m.backing("new"), CWD, m.backing(name), RenameFlags::EXCHANGE).unwrap();
+        fs::remove_file(m.backing("new")).unwrap();
     };
     let rename = |from: &str, to: &str, flags| renameat_with(CWD, m.path(from), CWD, m.path(to), flags).unwrap();
     let newer = |path: &Path| fs::write(path, "newer").unwrap();
-    let look = |name: &str| fs::metadata(m.path(name)).unwrap().ino() == fs::metadata(m.below(name)).unwrap().ino();
+    let look = |name: &str| fs::metadata(m.path(name)).unwrap().ino() == fs::metadata(m.backing(name)).unwrap().ino();
 
     for round in 0..3 {
         // A file that the kernel does not know, one that it knows by another name, and one of which
@@ -317,10 +318,10 @@ fn what_was_replaced_beside_and_then_renamed_is_what_the_new_name_leads_to() {
         fs::write(m.path(&a), "older").unwrap();
         fs::write(m.path(&other), "newer").unwrap();
         m.wait_until_closed();
-        replace_beside(&a, &|new| match round {
+        replace_externally(&a, &|new| match round {
             0 => newer(new),
-            1 => fs::rename(m.below(&other), new).unwrap(),
-            _ => fs::hard_link(m.below(&other), new).unwrap(),
+            1 => fs::rename(m.backing(&other), new).unwrap(),
+            _ => fs::hard_link(m.backing(&other), new).unwrap(),
         });
         rename(&a, &b, RenameFlags::empty());
         wait_until("the new name leads to what was renamed", || look(&b));
@@ -334,7 +335,7 @@ fn what_was_replaced_beside_and_then_renamed_is_what_the_new_name_leads_to() {
         fs::write(m.path(name), "older").unwrap();
     }
     m.wait_until_closed();
-    names.into_iter().for_each(|name| replace_beside(name, &newer));
+    names.into_iter().for_each(|name| replace_externally(name, &newer));
     rename("x", "y", RenameFlags::EXCHANGE);
     for name in names {
         wait_until("the name leads to what was exchanged", || look(name));
@@ -357,8 +358,8 @@ fn what_was_renamed_while_its_name_was_dropped_is_what_the_new_name_leads_to() {
         fs::write(m.path(&a), "older").unwrap();
         m.wait_until_closed();
         let open = fs::File::open(m.path(&a)).unwrap();
-        fs::write(m.below("new"), "newer").unwrap();
-        fs::rename(m.below("new"), m.below(&a)).unwrap();
+        fs::write(m.backing("new"), "newer").unwrap();
+        fs::rename(m.backing("new"), m.backing(&a)).unwrap();
         std::thread::scope(|scope| {
             // After each answer the name is looked at.
             scope.spawn(|| open.metadata().unwrap());
@@ -394,8 +395,8 @@ fn a_name_that_is_being_dropped_opens_nothing() {
                     open.metadata().unwrap();
                 }
             });
-            fs::write(m.below("new"), "newer").unwrap();
-            fs::rename(m.below("new"), m.below(&name)).unwrap();
+            fs::write(m.backing("new"), "newer").unwrap();
+            fs::rename(m.backing("new"), m.backing(&name)).unwrap();
             let read = [&name, &other].map(|name| fs::read_to_string(m.path(name)));
             drop(over);
             assert_eq!(read.map(Result::unwrap), ["newer", "older"], "round {round}");
@@ -415,14 +416,14 @@ fn a_name_that_leads_nowhere_lets_nobody_in_elsewhere() {
         fs::write(m.path(name), "older").unwrap();
     }
     m.wait_until_closed();
-    fs::remove_file(m.below("x")).unwrap();
-    fs::write(m.below("new"), "newer").unwrap();
-    fs::rename(m.below("new"), m.below("y")).unwrap();
+    fs::remove_file(m.backing("x")).unwrap();
+    fs::write(m.backing("new"), "newer").unwrap();
+    fs::rename(m.backing("new"), m.backing("y")).unwrap();
     assert_eq!(errno_of(fs::read(m.path("x"))), libc::ENOENT);
     assert_eq!(fs::read_to_string(m.path("y")).unwrap(), "newer");
 }
 
-/// However often a name is replaced beside the mount: who opens it opens a file that has had the
+/// However often a name is replaced externally: who opens it opens a file that has had the
 /// name since it asked.
 #[test]
 fn a_name_that_is_replaced_all_the_time_can_be_opened() {
@@ -432,15 +433,15 @@ fn a_name_that_is_replaced_all_the_time_can_be_opened() {
     let m = Mounted::through();
     let is_over = AtomicBool::new(false);
     let current = AtomicU64::new(0);
-    fs::write(m.below("a"), 0u64.to_ne_bytes()).unwrap();
+    fs::write(m.backing("a"), 0u64.to_ne_bytes()).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 1u64.. {
                 if is_over.load(Ordering::SeqCst) {
                     break;
                 }
-                fs::write(m.below("new"), number.to_ne_bytes()).unwrap();
-                fs::rename(m.below("new"), m.below("a")).unwrap();
+                fs::write(m.backing("new"), number.to_ne_bytes()).unwrap();
+                fs::rename(m.backing("new"), m.backing("a")).unwrap();
                 current.store(number, Ordering::SeqCst);
             }
         });
@@ -468,8 +469,8 @@ fn flags_of_an_open_file_can_be_asked_for_under_a_name_that_went_stale() {
     fs::write(m.path("x"), "older").unwrap();
     let open = fs::File::open(m.path("x")).unwrap();
     let before = rustix::fs::ioctl_getflags(&open);
-    fs::write(m.below("new"), "newer").unwrap();
-    fs::rename(m.below("new"), m.below("x")).unwrap();
+    fs::write(m.backing("new"), "newer").unwrap();
+    fs::rename(m.backing("new"), m.backing("x")).unwrap();
     assert_eq!(rustix::fs::ioctl_getflags(&open).err(), before.err());
 }
 
@@ -481,8 +482,8 @@ fn attributes_are_changed_of_what_the_name_leads_to() {
         return;
     }
     let m = Mounted::through();
-    let mode = |name: &str| fs::metadata(m.below(name)).unwrap().permissions().mode() & 0o777;
-    let is_marked = |name: &str| rustix::fs::getxattr(m.below(name), "user.mark", &mut [0u8; 4][..]).is_ok();
+    let mode = |name: &str| fs::metadata(m.backing(name)).unwrap().permissions().mode() & 0o777;
+    let is_marked = |name: &str| rustix::fs::getxattr(m.backing(name), "user.mark", &mut [0u8; 4][..]).is_ok();
     for (at, change) in ["mode", "mark", "link"].into_iter().enumerate() {
         let [x, y, z] = ["x", "y", "z"].map(|name| format!("{name}{at}"));
         for name in [&x, &y] {
@@ -491,8 +492,8 @@ fn attributes_are_changed_of_what_the_name_leads_to() {
         }
         // A process that has a file open means that file, by whatever name.
         m.wait_until_closed();
-        fs::rename(m.below(&x), m.below(&z)).unwrap();
-        fs::rename(m.below(&y), m.below(&x)).unwrap();
+        fs::rename(m.backing(&x), m.backing(&z)).unwrap();
+        fs::rename(m.backing(&y), m.backing(&x)).unwrap();
         match change {
             "mode" => {
                 fs::set_permissions(m.path(&x), fs::Permissions::from_mode(0o640)).unwrap();
@@ -504,12 +505,12 @@ fn attributes_are_changed_of_what_the_name_leads_to() {
             }
             _ => {
                 fs::hard_link(m.path(&x), m.path("link")).unwrap();
-                assert_eq!(fs::read_to_string(m.below("link")).unwrap(), y);
+                assert_eq!(fs::read_to_string(m.backing("link")).unwrap(), y);
             }
         }
     }
     fs::write(m.path("gone"), "gone").unwrap();
     m.wait_until_closed();
-    fs::rename(m.below("gone"), m.below("elsewhere")).unwrap();
+    fs::rename(m.backing("gone"), m.backing("elsewhere")).unwrap();
     assert_eq!(errno_of(fs::set_permissions(m.path("gone"), fs::Permissions::from_mode(0o640))), libc::ENOENT);
 }

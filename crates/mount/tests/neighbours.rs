@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
-use support::{FileSystem, Mounted, can_mount, has_program, new_below, wait_until};
+use support::{FileSystem, Mounted, can_mount, has_program, new_backing, wait_until};
 use testbed::{Frozen, Lease};
 
 /// Longest time for an answer that waits for nothing.
@@ -22,8 +22,8 @@ const THREADS: usize = 4;
 
 /// A mount over an ext4 of its own, which can be frozen.
 fn over_ext4() -> Mounted {
-    let (directory, below) = new_below();
-    let ext4 = FileSystem::image(&below, &directory.path().join("image"), 64 << 20);
+    let (directory, backing) = new_backing();
+    let ext4 = FileSystem::image(&backing, &directory.path().join("image"), 64 << 20);
     Mounted::over(directory, Some(ext4), |config| config.threads = THREADS)
 }
 
@@ -73,7 +73,7 @@ fn writers_on_a_frozen_file_system_hold_up_no_readers() {
     assert_eq!(mounted.mount().status().workers, THREADS as u64);
     let before = writes_of(&mounted);
     let writers = writers(&mounted, 3 * THREADS);
-    let frozen = Frozen::new(&mounted.below("")).unwrap();
+    let frozen = Frozen::new(&mounted.backing("")).unwrap();
     let writers: Vec<_> = writers.into_iter().map(thread::spawn).collect();
     wait_until("all writers wait", || writes_of(&mounted) == before + writers.len() as u64);
     other_requests_are_answered(&mounted);
@@ -92,7 +92,7 @@ fn one_user_holds_a_part_of_the_workers() {
     let mounted = over_ext4();
     fs::write(mounted.path("read"), vec![7; 1 << 20]).unwrap();
     let writers = writers(&mounted, WORKERS_MAX + 20);
-    let frozen = Frozen::new(&mounted.below("")).unwrap();
+    let frozen = Frozen::new(&mounted.backing("")).unwrap();
     let writers: Vec<_> = writers.into_iter().map(thread::spawn).collect();
     wait_until("most are deferred", || mounted.mount().status().deferred_requests > writers.len() as u64 / 2);
     other_requests_are_answered(&mounted);
@@ -103,7 +103,7 @@ fn one_user_holds_a_part_of_the_workers() {
     // Files are closed, too.
     wait_until("none is deferred", || mounted.mount().status().deferred_requests == 0);
     for number in 0..WORKERS_MAX + 20 {
-        assert_eq!(fs::read(mounted.below(format!("written-{number}"))).unwrap(), b"when it is thawed");
+        assert_eq!(fs::read(mounted.backing(format!("written-{number}"))).unwrap(), b"when it is thawed");
     }
 }
 
@@ -225,8 +225,8 @@ fn readers_of_a_hanging_server_hold_a_part_of_the_workers() {
     if !can_mount("readers_of_a_hanging_server_hold_a_part_of_the_workers") {
         return;
     }
-    let (directory, below) = new_below();
-    let served = Served::at(&below);
+    let (directory, backing) = new_backing();
+    let served = Served::at(&backing);
     let mounted = Mounted::over(directory, None, |config| config.threads = THREADS);
     let read = |number: u64| {
         let file = File::open(mounted.path(number.to_string())).unwrap();
@@ -249,17 +249,17 @@ fn readers_of_a_hanging_server_hold_a_part_of_the_workers() {
     drop(served);
 }
 
-/// A user whose READs wait for one file system below SOURCE can read from another one.
+/// A user whose READs wait for one file system in SOURCE can read from another one.
 #[test]
 fn readers_of_a_hanging_server_leave_their_user_other_file_systems() {
     let test = "readers_of_a_hanging_server_leave_their_user_other_file_systems";
     if !can_mount(test) {
         return;
     }
-    let (directory, below) = new_below();
-    fs::create_dir(below.join("hangs")).unwrap();
-    fs::write(below.join("read"), vec![7; 1 << 20]).unwrap();
-    let served = Served::at(&below.join("hangs"));
+    let (directory, backing) = new_backing();
+    fs::create_dir(backing.join("hangs")).unwrap();
+    fs::write(backing.join("read"), vec![7; 1 << 20]).unwrap();
+    let served = Served::at(&backing.join("hangs"));
     let mounted = Mounted::over(directory, None, |config| (config.threads, config.cross_mounts) = (THREADS, true));
     let read = |number: u64| {
         let file = File::open(mounted.path(format!("hangs/{number}"))).unwrap();
@@ -281,9 +281,9 @@ fn writeback_of_a_frozen_file_system_holds_up_no_other_changes() {
     if !can_mount(test) || !has_program(test, "fsfreeze") {
         return;
     }
-    let (directory, below) = new_below();
-    fs::create_dir(below.join("frozen")).unwrap();
-    let ext4 = FileSystem::image(&below.join("frozen"), &directory.path().join("image"), 64 << 20);
+    let (directory, backing) = new_backing();
+    fs::create_dir(backing.join("frozen")).unwrap();
+    let ext4 = FileSystem::image(&backing.join("frozen"), &directory.path().join("image"), 64 << 20);
     let mounted = Mounted::over(directory, Some(ext4), |config| {
         (config.threads, config.cross_mounts, config.write) = (THREADS, true, mount::WriteMode::Back);
     });
@@ -295,11 +295,11 @@ fn writeback_of_a_frozen_file_system_holds_up_no_other_changes() {
             file.sync_all().unwrap();
         }
     };
-    fs::write(mounted.below("frozen/unchanged"), b"").unwrap();
+    fs::write(mounted.backing("frozen/unchanged"), b"").unwrap();
     let written: Vec<_> = (0..40).map(write).collect();
     let unchanged = File::options().read(true).write(true).open(mounted.path("frozen/unchanged")).unwrap();
     let before = writes_of(&mounted);
-    let frozen = Frozen::new(&mounted.below("frozen")).unwrap();
+    let frozen = Frozen::new(&mounted.backing("frozen")).unwrap();
     let written: Vec<_> = written.into_iter().map(thread::spawn).collect();
     wait_until("writeback waits", || {
         writes_of(&mounted) - before + mounted.mount().status().deferred_requests == written.len() as u64
@@ -315,7 +315,7 @@ fn writeback_of_a_frozen_file_system_holds_up_no_other_changes() {
     drop(frozen);
     written.into_iter().for_each(|written| written.join().unwrap());
     for number in 0..40 {
-        assert_eq!(fs::read(mounted.below(format!("frozen/{number}"))).unwrap(), b"when it is thawed");
+        assert_eq!(fs::read(mounted.backing(format!("frozen/{number}"))).unwrap(), b"when it is thawed");
     }
 }
 
@@ -326,9 +326,9 @@ fn opens_that_wait_for_a_lease_hold_no_worker() {
     }
     let mounted = over_ext4();
     for name in ["read", "leased"] {
-        fs::write(mounted.below(name), vec![7; 1 << 20]).unwrap();
+        fs::write(mounted.backing(name), vec![7; 1 << 20]).unwrap();
     }
-    let lease = Lease::take(&mounted.below("leased"), false).unwrap();
+    let lease = Lease::take(&mounted.backing("leased"), false).unwrap();
     // More than one user may hold workers for.
     let open = |_| {
         let path = mounted.path("leased");
@@ -351,7 +351,7 @@ fn opens_that_wait_for_a_lease_hold_no_worker() {
     let files: Vec<File> = openers.into_iter().map(opened).collect();
     files.iter().for_each(|file| file.read_exact_at(&mut [0; 4096], 0).unwrap());
     // The daemon is this process: how it has the backing file open, once nobody opens it any more.
-    let flags = flags_of(&mounted.below("leased"));
+    let flags = flags_of(&mounted.backing("leased"));
     assert!(!flags.is_empty() && flags.iter().all(|flags| flags & libc::O_NONBLOCK == 0), "{flags:?}");
     assert_eq!(mounted.mount().status().waiting_opens, 0);
 }

@@ -13,7 +13,7 @@ use testbed::LateMemory;
 /// The kernel moves the times of a file before its bytes: who opens the file in between sees the
 /// times that it has afterwards, too.
 #[test]
-fn a_change_beside_that_was_under_way_is_seen_by_whoever_opens_the_file_after_it() {
+fn an_external_change_in_progress_is_seen_by_the_next_open() {
     let test = "a_change_beside_that_was_under_way_is_seen_by_whoever_opens_the_file_after_it";
     if !can_mount(test) {
         return;
@@ -24,12 +24,12 @@ fn a_change_beside_that_was_under_way_is_seen_by_whoever_opens_the_file_after_it
             let Ok(memory) = LateMemory::new(2 * PAGE) else { return skip(test, "no userfaultfd") };
             memory.arrive(0, &[b'n'; PAGE]).unwrap();
             let name = format!("a{nth}");
-            fs::write(m.below(&name), [b'o'; 2 * PAGE]).unwrap();
+            fs::write(m.backing(&name), [b'o'; 2 * PAGE]).unwrap();
             if is_open_before {
                 assert_eq!(fs::read(m.path(&name)).unwrap(), [b'o'; 2 * PAGE]);
             }
             std::thread::scope(|scope| {
-                let writer = File::options().write(true).open(m.below(&name)).unwrap();
+                let writer = File::options().write(true).open(m.backing(&name)).unwrap();
                 let memory = &memory;
                 let _end = memory.arrives_at_the_end();
                 let write = scope.spawn(move || memory.write_to(&writer, 0).unwrap());
@@ -123,10 +123,10 @@ fn stores() {
     });
 }
 
-/// An open of a file that has grown below shows its new end to whoever maps it or reads there,
+/// An open of a file that has grown externally shows its new end to whoever maps it or reads there,
 /// without a look at its size; also if the page of the older end has to be written back first.
 #[test]
-fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
+fn an_open_of_an_externally_grown_file_finds_its_new_end() {
     let test = "whoever_opens_a_file_that_has_grown_beside_finds_its_new_end";
     if !can_mount(test) {
         return;
@@ -139,8 +139,8 @@ fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
     let both = [WriteMode::Through, WriteMode::Back].into_iter().flat_map(|write| kinds.map(|kind| (write, kind)));
     for (write, (has_looker, has_storer)) in both {
         let m = Mounted::with(|config| config.write = write);
-        let (path, below) = (m.path("file"), m.below("file"));
-        let file = File::create(&below).unwrap();
+        let (path, backing) = (m.path("file"), m.backing("file"));
+        let file = File::create(&backing).unwrap();
         file.write_all_at(b"0", 0).unwrap();
         let mut others = [Own::start("maps"), Own::start("reads")];
         let mut storer = has_storer.then(|| Own::start("stores"));
@@ -162,8 +162,8 @@ fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
                 let found = storer.ask(&format!("{} {}", bytes - 1, path.display()));
                 assert_eq!(found.as_deref(), Some("stored"), "{which}");
             }
-            // A page that is dirty is written back whole: who changes it beside as well may lose
-            // that.
+            // A page that is dirty is written back whole: who changes it externally as well may
+            // lose that.
             bytes += random.u64(if has_storer { PAGE as u64 } else { 1 }..100_000);
             let last = char::from(random.u8(b'a'..=b'z'));
             file.write_all_at(&[last as u8], bytes - 1).unwrap();
@@ -175,10 +175,10 @@ fn whoever_opens_a_file_that_has_grown_beside_finds_its_new_end() {
     }
 }
 
-/// An open of a file that was cut below shows its new end to whoever maps it or reads there,
+/// An open of a file that was cut externally shows its new end to whoever maps it or reads there,
 /// without a look at its size: nothing lies behind it, and zeros in the rest of its page.
 #[test]
-fn whoever_opens_a_file_that_was_cut_beside_finds_its_new_end() {
+fn an_open_of_an_externally_cut_file_finds_its_new_end() {
     let test = "whoever_opens_a_file_that_was_cut_beside_finds_its_new_end";
     if !can_mount(test) {
         return;
@@ -188,9 +188,9 @@ fn whoever_opens_a_file_that_was_cut_beside_finds_its_new_end() {
     println!("{test}: seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let m = Mounted::through();
-    let (path, below) = (m.path("file"), m.below("file"));
+    let (path, backing) = (m.path("file"), m.backing("file"));
     for has_looker in [false, true] {
-        let file = File::create(&below).unwrap();
+        let file = File::create(&backing).unwrap();
         let (mut mapper, mut reader) = (Own::start("maps"), Own::start("reads"));
         let _looker = has_looker.then(|| {
             let mut looker = Own::start("looks");

@@ -38,19 +38,19 @@ fn stores() {
 }
 
 #[test]
-fn a_store_beside_an_overtaken_write_does_not_bring_back_what_was_written_over() {
+fn a_store_during_an_overtaken_write_does_not_bring_back_what_was_written_over() {
     let test = "a_store_beside_an_overtaken_write_does_not_bring_back_what_was_written_over";
     if !can_mount(test) {
         return;
     }
     let m = Mounted::through();
-    let (path, below) = (m.path("file"), m.below("file"));
+    let (path, backing) = (m.path("file"), m.backing("file"));
     let mut stores_seen = 0;
     let rounds = tries(20);
     for round in 0..rounds {
         let Ok(memory) = LateMemory::new(2 * PAGE) else { return skip(test, "no userfaultfd") };
         memory.arrive(0, &[b'n'; PAGE]).unwrap();
-        fs::write(&below, [b'o'; 2 * PAGE]).unwrap();
+        fs::write(&backing, [b'o'; 2 * PAGE]).unwrap();
         let writer = File::options().read(true).write(true).open(&path).unwrap();
         let mut stores = Own::start("stores");
         std::thread::scope(|scope| {
@@ -59,15 +59,15 @@ fn a_store_beside_an_overtaken_write_does_not_bring_back_what_was_written_over()
             let writing = scope.spawn(move || memory.write_to(writer, 0).unwrap());
             // The first page is filled and let go.
             memory.wait(ANSWER_MAX).unwrap();
-            // An open after a change beside has the kernel drop it.
-            File::options().write(true).open(&below).unwrap().write_all_at(b"o", 0).unwrap();
+            // An open after an external change has the kernel drop it.
+            File::options().write(true).open(&backing).unwrap().write_all_at(b"o", 0).unwrap();
             assert_eq!(stores.ask(path.to_str().unwrap()).as_deref(), Some("mapped"));
             assert_eq!(stores.ask("store").as_deref(), Some("stored"));
             memory.arrive(PAGE, &[b'n'; PAGE]).unwrap();
             writing.join().unwrap();
         });
         writer.sync_all().unwrap();
-        let found = fs::read(&below).unwrap();
+        let found = fs::read(&backing).unwrap();
         assert!(fs::read(&path).unwrap() == found, "round {round}: the mount shows what the backing file holds");
         let lost = (0..2 * PAGE).find(|at| *at != STORED_AT && found[*at] != b'n');
         assert_eq!(lost, None, "round {round}: the write is lost from this byte on");

@@ -101,7 +101,7 @@ fn opening_what_is_cached_moves_its_access_time() {
         }
         Command::new(m.path("program")).status().unwrap();
         m.wait_until_closed();
-        let (a, program) = (m.below("a"), m.below("program"));
+        let (a, program) = (m.backing("a"), m.backing("program"));
         let stamp = |path: &PathBuf| {
             let now = fs::metadata(path).unwrap();
             (now.len(), now.mtime(), now.mtime_nsec(), now.ctime(), now.ctime_nsec())
@@ -146,7 +146,7 @@ fn file_flags_move_the_change_time() {
         let before = changed(&m.path(name));
         shell(&format!("chattr +d {}", m.path(name).display()));
         let after = changed(&m.path(name));
-        assert!(after > before && after == changed(&m.below(name)), "{name}: {before:?} {after:?}");
+        assert!(after > before && after == changed(&m.backing(name)), "{name}: {before:?} {after:?}");
     }
 }
 
@@ -171,8 +171,8 @@ fn file_handles_are_refused() {
             _ => std::io::Error::last_os_error().raw_os_error(),
         }
     };
-    if handle(m.below("a")).is_some() {
-        return skip("file_handles_are_refused", "the file system below has none");
+    if handle(m.backing("a")).is_some() {
+        return skip("file_handles_are_refused", "the backing file system has none");
     }
     if !is_kernel((6, 9)) {
         return skip("file_handles_are_refused", "this kernel gives handles of every FUSE mount (before 6.9)");
@@ -251,10 +251,10 @@ fn an_idmapped_mount_maps_owners() {
     assert_eq!(errno_of(idmapped(&plain.path(""), &namespace)), libc::EINVAL, "not asked for");
 
     let m = Mounted::with(|config| config.idmapped = true);
-    fs::create_dir(m.below("d")).unwrap();
-    fs::set_permissions(m.below("d"), fs::Permissions::from_mode(0o777)).unwrap();
-    fs::write(m.below("d/a"), b"x").unwrap();
-    chown(m.below("d/a"), Some(3), Some(4)).unwrap();
+    fs::create_dir(m.backing("d")).unwrap();
+    fs::set_permissions(m.backing("d"), fs::Permissions::from_mode(0o777)).unwrap();
+    fs::write(m.backing("d/a"), b"x").unwrap();
+    chown(m.backing("d/a"), Some(3), Some(4)).unwrap();
     let tree = idmapped(&m.path(""), &namespace).unwrap();
     let owner = |path: PathBuf| fs::metadata(path).map(|found| (found.uid(), found.gid())).unwrap();
     let mapped = PathBuf::from(format!("/proc/self/fd/{}", tree.as_raw_fd()));
@@ -276,10 +276,10 @@ fn an_idmapped_mount_maps_owners() {
     let denied = as_user(IDS_FIRST + 5, &|| fs::write(mapped.join("d/a"), b"another's"));
     assert_eq!(errno_of(denied), libc::EACCES);
     assert_eq!(
-        (fs::read(m.below("d/a")).unwrap(), fs::read(m.below("d/new")).unwrap()),
+        (fs::read(m.backing("d/a")).unwrap(), fs::read(m.backing("d/new")).unwrap()),
         (b"its own".to_vec(), b"new".to_vec())
     );
-    assert_eq!(owner(m.below("d/new")), (5, 5));
+    assert_eq!(owner(m.backing("d/new")), (5, 5));
     // One that the mapping does not know can own nothing.
     assert_eq!(errno_of(as_user(7, &|| fs::write(mapped.join("d/none"), b""))), libc::EOVERFLOW);
 }

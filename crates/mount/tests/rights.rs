@@ -125,7 +125,7 @@ fn a_changed_program_runs_as_the_user() {
 
 /// Every change clears the bits that it clears in a plain directory, and the mode is seen at once.
 #[test]
-fn bits_fall_as_below() {
+fn bits_fall_as_in_the_backing_directory() {
     if !can_mount("bits_fall_as_below") {
         return;
     }
@@ -133,10 +133,10 @@ fn bits_fall_as_below() {
     let groups = [0, NOBODY, HIS_OTHER_GROUP, FOREIGN_GROUP];
     let bytes = pattern(2 * PART_BYTES, 1);
     let test = |m: Mounted| {
-        fs::create_dir(m.below("plain")).unwrap();
+        fs::create_dir(m.backing("plain")).unwrap();
         let mut different = Vec::new();
         let mut compare = |name: &str, mode: u32, group: u32, owner: u32, change: &(dyn Fn(&Path) + Sync)| {
-            let [here, plain] = [m.path("a"), m.below("plain/a")].map(|path| {
+            let [here, plain] = [m.path("a"), m.backing("plain/a")].map(|path| {
                 let _ = fs::remove_file(&path);
                 fs::write(&path, &bytes).unwrap();
                 chown(&path, Some(owner), Some(group)).unwrap();
@@ -145,8 +145,8 @@ fn bits_fall_as_below() {
                 change(&path);
                 fs::metadata(&path).unwrap().mode() & 0o7777
             });
-            let below = fs::metadata(m.below("a")).unwrap().mode() & 0o7777;
-            if [here, below] != [plain; 2] {
+            let backing = fs::metadata(m.backing("a")).unwrap().mode() & 0o7777;
+            if [here, backing] != [plain; 2] {
                 different.push(format!("{name} of mode {mode:o}, group {group}, owner {owner}: {here:o} {plain:o}"));
             }
         };
@@ -168,7 +168,7 @@ fn bits_fall_as_below() {
 /// The kernel does not know of bits that were set by an external change. A write clears them all
 /// the same, and the mount shows it.
 #[test]
-fn bits_set_below_fall_too() {
+fn bits_set_in_the_backing_directory_fall_too() {
     if !can_mount("bits_set_below_fall_too") {
         return;
     }
@@ -179,9 +179,9 @@ fn bits_set_below_fall_too() {
         chown(&path, None, Some(group)).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o767)).unwrap();
         let file = as_ordinary_user(|| open(&path, OFlags::empty()));
-        rustix::fs::chmodat(CWD, m.below("a"), Mode::from_raw_mode(0o6767), AtFlags::empty()).unwrap();
+        rustix::fs::chmodat(CWD, m.backing("a"), Mode::from_raw_mode(0o6767), AtFlags::empty()).unwrap();
         as_ordinary_user(|| file.write_all_at(b"changed", 0).unwrap());
-        let shown = [m.below("a"), path.clone()].map(|path| fs::metadata(path).unwrap().mode() & 0o7777);
+        let shown = [m.backing("a"), path.clone()].map(|path| fs::metadata(path).unwrap().mode() & 0o7777);
         assert_eq!(shown, [left; 2]);
     }
 }
@@ -201,7 +201,7 @@ fn bits_fall_through_two_mounts() {
         fs::write(&path, pattern(2 * PART_BYTES, 3)).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o6777)).unwrap();
         as_ordinary_user(|| change(&path));
-        let modes = [path, inner.below("source/a")].map(|path| fs::metadata(path).unwrap().mode() & 0o7777);
+        let modes = [path, inner.backing("source/a")].map(|path| fs::metadata(path).unwrap().mode() & 0o7777);
         assert_eq!(modes, [0o777; 2], "{name}");
     }
 }

@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
-use support::{FileSystem, Mounted, can_mount, has_program, new_below, wait_until};
+use support::{FileSystem, Mounted, can_mount, has_program, new_backing, wait_until};
 
 const DISK_BYTES: u64 = 16 << 20;
 const FILE_BYTES: usize = 12 << 20;
@@ -19,10 +19,10 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// A mount over a disk that will lose its second half, with parts of the file `a`. Much that is
 /// written is written back at once.
 fn over_a_disk(image: &Path) -> Mounted {
-    let (directory, below) = new_below();
-    let disk = FileSystem::image(&below, image, DISK_BYTES);
-    fs::write(below.join("a"), vec![1; FILE_BYTES]).unwrap();
-    File::open(below.join("a")).unwrap().sync_all().unwrap();
+    let (directory, backing) = new_backing();
+    let disk = FileSystem::image(&backing, image, DISK_BYTES);
+    fs::write(backing.join("a"), vec![1; FILE_BYTES]).unwrap();
+    File::open(backing.join("a")).unwrap().sync_all().unwrap();
     Mounted::over(directory, Some(disk), |config| {
         config.written_linger = Duration::from_secs(86_400);
         config.written_bytes = FILE_BYTES as u64 / 2;
@@ -44,7 +44,7 @@ fn synced(file: &File) -> Option<i32> {
 /// The kernel tells of an error when somebody looks: once by each descriptor that was open then,
 /// and to the first who opens the file if nobody has looked. The janitor must not be that one.
 #[test]
-fn who_syncs_is_told_that_writeback_has_failed() {
+fn a_sync_reports_failed_writeback() {
     if !can_mount("who_syncs_is_told_that_writeback_has_failed") {
         return;
     }
@@ -91,11 +91,11 @@ fn what_could_not_be_written_is_not_shown() {
     assert!(chunks(&file).iter().all(|chunk| *chunk == Ok(2)));
     wait_for_janitor(&m);
     assert_eq!(synced(&file), Some(Errno::IO.raw_os_error()));
-    let below = chunks(&File::open(m.below("a")).unwrap());
-    let lost = below.iter().filter(|chunk| **chunk != Ok(2)).count();
-    println!("{lost} of {} chunks are not below", below.len());
-    assert!((1..below.len()).contains(&lost));
-    wait_until("the mount shows what is below", || chunks(&file) == below);
+    let backing = chunks(&File::open(m.backing("a")).unwrap());
+    let lost = backing.iter().filter(|chunk| **chunk != Ok(2)).count();
+    println!("{lost} of {} chunks are not in the backing file", backing.len());
+    assert!((1..backing.len()).contains(&lost));
+    wait_until("the mount shows what the backing file has", || chunks(&file) == backing);
 }
 
 /// Closes a file; the error, if any.
@@ -109,8 +109,8 @@ fn closed(file: File) -> Option<i32> {
 }
 
 fn over_ext4(image: &Path, options: &str, write: mount::WriteMode) -> Mounted {
-    let (directory, below) = new_below();
-    let disk = FileSystem::image_with(&below, image, DISK_BYTES, options);
+    let (directory, backing) = new_backing();
+    let disk = FileSystem::image_with(&backing, image, DISK_BYTES, options);
     Mounted::over(directory, Some(disk), |config| config.write = write)
 }
 
@@ -124,12 +124,12 @@ fn a_full_disk_is_named_and_the_size_is_right() {
     let create =
         |m: &Mounted, name| File::options().read(true).write(true).create_new(true).open(m.path(name)).unwrap();
     let is_shown = |m: &Mounted, name: &str| {
-        let sizes = || [m.path(name), m.below(name)].map(|path| fs::metadata(path).unwrap().len());
+        let sizes = || [m.path(name), m.backing(name)].map(|path| fs::metadata(path).unwrap().len());
         wait_until("the size is the backing file's", || sizes()[0] == sizes()[1]);
     };
-    let (directory, below) = new_below();
+    let (directory, backing) = new_backing();
     // A tmpfs takes a part of a write when it becomes full.
-    let tmpfs = FileSystem::tmpfs(&below, &format!("size={}", DISK_BYTES - 40_960));
+    let tmpfs = FileSystem::tmpfs(&backing, &format!("size={}", DISK_BYTES - 40_960));
     let tmpfs = Mounted::over(directory, Some(tmpfs), |config| config.write = mount::WriteMode::Back);
     let ext4 = over_ext4(&images.path().join("image"), "", mount::WriteMode::Back);
     for m in [&tmpfs, &ext4] {
@@ -186,8 +186,8 @@ fn a_quota_and_a_damaged_disk_are_named() {
                 error.raw_os_error()
             }
         };
-        let (directory, below) = new_below();
-        let disk = FileSystem::btrfs_with_limit(&below, &images.path().join(format!("btrfs-{write:?}")), DISK_BYTES);
+        let (directory, backing) = new_backing();
+        let disk = FileSystem::btrfs_with_limit(&backing, &images.path().join(format!("btrfs-{write:?}")), DISK_BYTES);
         let m = Mounted::over(directory, Some(disk), |config| config.write = write);
         let file = create(&m);
         assert_eq!(written(&file, 2 * DISK_BYTES as usize), Some(libc::EDQUOT));
@@ -195,7 +195,7 @@ fn a_quota_and_a_damaged_disk_are_named() {
         let m = over_ext4(&images.path().join(format!("ext4-{write:?}")), "-e remount-ro", write);
         let file = create(&m);
         assert_eq!(written(&file, FILE_BYTES / 4), None);
-        FileSystem::damage(&m.below(""));
+        FileSystem::damage(&m.backing(""));
         assert_eq!(written(&file, FILE_BYTES / 4), Some(libc::EROFS));
     }
 }
@@ -217,14 +217,14 @@ fn times_are_those_that_the_disk_keeps() {
         };
         fs::write(m.path("a"), b"x").unwrap();
         m.wait_until_closed();
-        assert_eq!(shown(m.path("a")), shown(m.below("a")), "{write:?}");
+        assert_eq!(shown(m.path("a")), shown(m.backing("a")), "{write:?}");
         for tv_sec in [1_000_000_000, i64::from(i32::MAX) + 1_000_000_000, i64::from(i32::MIN) - 1_000_000_000] {
             let file = File::options().write(true).open(m.path("a")).unwrap();
             let last_modification = Timespec { tv_sec, tv_nsec: 999_999_999 };
             let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
             futimens(&file, &Timestamps { last_access, last_modification }).unwrap();
             drop(file);
-            wait_until("the time is the backing file's", || shown(m.path("a")) == shown(m.below("a")));
+            wait_until("the time is the backing file's", || shown(m.path("a")) == shown(m.backing("a")));
         }
     }
 }

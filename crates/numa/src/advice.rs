@@ -95,7 +95,7 @@ fn serve(
     let greeted = named::greet(stream, &keys, wire::ROLE_ADVISER, "pumapool numa advise")?;
     drop(stranger);
     let served = if connections.fetch_add(1, Relaxed) < CONNECTIONS_MAX {
-        hear(stream, greeted, asked)
+        receive(stream, greeted, asked)
     } else {
         Err(named::refuse(stream, &greeted.channel, wire::REFUSED_BUSY, "too many guests ask just now: try again"))
     };
@@ -103,7 +103,7 @@ fn serve(
     served
 }
 
-fn hear(stream: &Stream, greeted: Greeted, asked: &SyncSender<Asked>) -> Result<(), ConnectionError> {
+fn receive(stream: &Stream, greeted: Greeted, asked: &SyncSender<Asked>) -> Result<(), ConnectionError> {
     let Greeted { nth, channel, mut reader } = greeted;
     named::welcome(stream, &channel)?;
     let frame = reader.next(stream, Instant::now() + ANSWER_LIMIT, |kind| kind == Kind::Advise)?;

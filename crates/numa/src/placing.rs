@@ -277,9 +277,9 @@ impl Target {
             Who::Machine(name) => machines::named(name)?,
             Who::Command(name) => machines::command(name)?,
         };
-        let told = |error: io::Error| process::told(pid, &error);
-        let process = Process::open(pid).map_err(told)?;
-        let usable = apply::usable_nodes(&process, nodes).map_err(told)?;
+        let failed = |error: io::Error| process::failure_of(pid, &error);
+        let process = Process::open(pid).map_err(failed)?;
+        let usable = apply::usable_nodes(&process, nodes).map_err(failed)?;
         Ok((process, usable))
     }
 
@@ -314,7 +314,7 @@ impl Target {
     fn failed(&mut self, error: &io::Error) {
         if let Some(work) = self.work.take() {
             let process = work.how.process();
-            self.state = process::told(process.pid(), error);
+            self.state = process::failure_of(process.pid(), error);
             // The kernel's errors for a node that the process may not use any more, or that is gone
             // (move_pages(2)): the nodes are read again.
             self.is_changed = matches!(error.raw_os_error(), Some(libc::EACCES | libc::ENODEV)) && process.is_alive();
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ends_is_told() {
+    fn a_process_that_ends_is_reported() {
         let nodes = crate::topology::read(std::path::Path::new(crate::topology::SYS)).unwrap();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let wanted = Wanted { who: Who::Pid(child.id()), policy: Policy::Round4k };

@@ -469,7 +469,7 @@ impl Folios<'_> {
 }
 
 /// A message in one line for an error with a process.
-pub fn told(pid: u32, error: &io::Error) -> String {
+pub fn failure_of(pid: u32, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::ESRCH | libc::ENOENT) => {
             format!("there is no process {pid}, or it has ended: `pumapool numa list` shows the processes")
@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_ended_is_told() {
+    fn a_process_that_has_ended_is_reported() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let process = Process::open(child.id()).unwrap();
         let some = [Unit { page: 1, pages: 1 }];

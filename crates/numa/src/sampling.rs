@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_in_one_line() {
+    fn missing_things_are_reported_in_one_line() {
         let nodes = crate::topology::read(std::path::Path::new(crate::topology::SYS)).unwrap();
         if let Err(problem) = Sampling::begin(&nodes) {
             assert!(!problem.contains('\n') && !problem.contains("  ") && problem.len() > 30, "{problem:?}");

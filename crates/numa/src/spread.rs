@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn by_gib_each_has_its_turn() {
+    fn by_gib_nodes_alternate() {
         let mut spread = Spread::new(Policy::Round1g, &NODES).unwrap();
         let placed = [0, 1, PAGES_PER_GIB, 3 * PAGES_PER_GIB + 5, 4 * PAGES_PER_GIB].map(|page| (page, 1, 9));
         assert_eq!(spread.place(&placed), [0, 0, 1, 7, 0]);

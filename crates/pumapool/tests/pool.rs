@@ -9,7 +9,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use testbed::{Done, Group, Scratch, Squeeze, wait_until};
+use testbed::{Done, Group, MemoryHog, Scratch, wait_until};
 
 const PAGES: u64 = 300;
 
@@ -460,7 +460,7 @@ fn a_squeezed_lender_gives_its_memory_back() {
 
     // Nearly all of the group's memory, as fast as it goes: the lender gives it back, or the kernel
     // takes it, and kills nobody.
-    let squeeze = Squeeze::start(LIMIT_BYTES - (24 << 20), &[&group]).unwrap();
+    let squeeze = MemoryHog::start(LIMIT_BYTES - (24 << 20), &[&group]).unwrap();
     squeeze.wait_until_held(PATIENCE).unwrap();
     let given_up = || lender.count(|of| of.shrunk) + lender.count(|of| of.reclaimed_by_kernel);
     assert!(

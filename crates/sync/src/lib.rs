@@ -10,7 +10,7 @@
 
 #[cfg(feature = "shuttle")]
 mod checked;
-pub mod polling;
+pub mod spinning;
 
 #[cfg(feature = "shuttle")]
 pub use checked::{Condvar, Mutex, MutexGuard, RwLock, explore};

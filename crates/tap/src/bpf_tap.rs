@@ -45,11 +45,11 @@
 //! for FUSE, ext4, XFS and tmpfs. btrfs returns another number per subvolume, so a tap on such a
 //! number sees nothing.
 
-use crate::calibrate::calibrate;
 use crate::intf::{self, EVENT_BYTES, HEAD_BYTES, ONLY_KEY, TapConfig, TapCounters, TapEvent};
+use crate::layout_probe::probe_layout;
 use crate::load::{self, LoadError};
-use crate::omitted::{self, Omitted};
 use crate::ring::Ring;
+use crate::skip_list::{self, SkipList};
 use crate::{Added, CopyHints, Counters, Eviction, EvictionSource, Positions};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object};
 use std::fmt;
@@ -77,7 +77,7 @@ pub struct Target {
 pub struct BpfTap {
     ring: Ring,
     counters: MapHandle,
-    omitted: Option<Arc<Omitted>>,
+    skip_list: Option<Arc<SkipList>>,
     /// Detaches the program when dropped.
     _link: Link,
 }
@@ -140,19 +140,19 @@ fn load(target: Target, ring_bytes: usize, added_bytes: usize) -> Result<(BpfTap
     let Some(entries) = entries.filter(|_| bounds.contains(&ring_bytes)) else {
         return Err(LoadError::RingBytes { bytes: ring_bytes });
     };
-    let bases = calibrate()?;
-    let lines = omitted::lines(target.takes_hints);
+    let bases = probe_layout()?;
+    let lines = skip_list::lines(target.takes_hints);
     let config = TapConfig {
         vmemmap_base: bases.vmemmap,
         linear_base: bases.linear,
         device: intf::kernel_device(target.device),
         tells_cgroup: target.tells_cgroup.into(),
-        omitted_shift: omitted::shift(lines),
+        skip_list_shift: skip_list::shift(lines),
     };
     let object = load::load(OBJECT, "loading the eviction tap", |object| {
         load::open_map(object, ".rodata")?.set_initial_value(config.as_bytes())?;
         load::open_map(object, "added_ring")?.set_max_entries(added_bytes as u32)?;
-        load::open_map(object, "omitted_pages")?.set_max_entries(lines as u32)?;
+        load::open_map(object, "skip_list")?.set_max_entries(lines as u32)?;
         load::open_map(object, "ring")?.set_max_entries(entries)
     })?;
     let attempt = "opening the eviction tap's maps";
@@ -163,12 +163,11 @@ fn load(target: Target, ring_bytes: usize, added_bytes: usize) -> Result<(BpfTap
     let ring = ring
         .and_then(|map| Ring::new(map, ring_bytes, shared.as_fd()))
         .map_err(|source| LoadError::System { attempt: "mapping the eviction ring", source })?;
-    let table = load::map(&object, "omitted_pages")?;
-    let omitted = target.takes_hints.then(|| Omitted::new(table.as_fd(), lines).map(Arc::new)).transpose();
-    let omitted =
-        omitted.map_err(|source| LoadError::System { attempt: "mapping the tap's table of hints", source })?;
+    let table = load::map(&object, "skip_list")?;
+    let skip_list = target.takes_hints.then(|| SkipList::new(table.as_fd(), lines).map(Arc::new)).transpose();
+    let skip_list = skip_list.map_err(|source| LoadError::System { attempt: "mapping the tap's skip list", source })?;
     let link = load::attach(&load::program(&object, "tap")?, "attaching the eviction tap")?;
-    Ok((BpfTap { ring, counters, omitted, _link: link }, object))
+    Ok((BpfTap { ring, counters, skip_list, _link: link }, object))
 }
 
 /// The pages that are added to the page cache of the same file system. If they are not taken in
@@ -222,7 +221,7 @@ impl EvictionSource for BpfTap {
     }
 
     fn copy_hints(&self) -> Option<Arc<dyn CopyHints>> {
-        self.omitted.clone().map(|omitted| omitted as Arc<dyn CopyHints>)
+        self.skip_list.clone().map(|list| list as Arc<dyn CopyHints>)
     }
 }
 

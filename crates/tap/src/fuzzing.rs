@@ -1,8 +1,8 @@
 //! Access for the crate `fuzz` to the decoders of the ring and of the maps. Not part of the
 //! interface.
 
-use crate::calibrate;
 use crate::intf::{self, PEEK_BYTES, Peek, Sighting, TapCounters, TapEvent};
+use crate::layout_probe;
 use crate::record::{self, Step};
 use crate::ring::Ring;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -83,5 +83,5 @@ pub fn calibration(bytes: &[u8], frames: &[u64]) -> Option<u64> {
         std::hint::black_box((peek.task, peek.failed, peek.page[0]));
     }
     let sightings: Vec<_> = bytes.chunks(16).filter_map(Sighting::parse).collect();
-    calibrate::vmemmap_base(&sightings, frames).ok()
+    layout_probe::vmemmap_base(&sightings, frames).ok()
 }

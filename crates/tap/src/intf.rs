@@ -31,19 +31,19 @@ pub(crate) const EVENT_BYTES: usize = size_of::<layout::tap_event>();
 const _: () = assert!(offset_of!(layout::tap_event, page) == HEAD_BYTES && EVENT_BYTES == HEAD_BYTES + PAGE_SIZE);
 
 /// The number of places in a line of the table of omitted pages.
-pub(crate) const OMITTED_LINE_PAGES: u64 = layout::OMITTED_LINE_PAGES as u64;
+pub(crate) const SKIP_LIST_LINE_PAGES: u64 = layout::SKIP_LIST_LINE_PAGES as u64;
 /// The multiplier that distributes the lines over that table. (For a C constant beyond `i64`
 /// bindgen keeps the bits.)
-pub(crate) const OMITTED_MULTIPLIER: u64 = layout::OMITTED_MULTIPLIER as u64;
+pub(crate) const SKIP_LIST_MULTIPLIER: u64 = layout::SKIP_LIST_MULTIPLIER as u64;
 
 /// The number of files that the calibration uses.
-pub(crate) const CALIBRATE_FILES: usize = layout::CALIBRATE_FILES as usize;
+pub(crate) const PROBE_FILES: usize = layout::PROBE_FILES as usize;
 
 /// The bytes of the answer of one run of `peek`.
-pub(crate) const PEEK_BYTES: usize = size_of::<layout::calibrate_peek>();
+pub(crate) const PEEK_BYTES: usize = size_of::<layout::probe_peek>();
 
 /// The maximum number of file systems that are watched at once.
-pub(crate) const WATCH_DEVICES: usize = layout::WATCH_DEVICES as usize;
+pub(crate) const TRACE_DEVICES: usize = layout::TRACE_DEVICES as usize;
 
 /// The key of the only entry of a one-entry array.
 pub(crate) const ONLY_KEY: [u8; 4] = 0u32.to_ne_bytes();
@@ -109,13 +109,13 @@ impl TapCounters {
     }
 }
 
-/// Returns the configuration of the calibration (`struct calibrate_config`), set before it is
+/// Returns the configuration of the calibration (`struct probe_config`), set before it is
 /// loaded.
-pub(crate) fn calibrate_config(inodes: [u64; CALIBRATE_FILES], device: u32) -> layout::calibrate_config {
-    layout::calibrate_config { inodes, device, reserved: 0 }
+pub(crate) fn probe_config(inodes: [u64; PROBE_FILES], device: u32) -> layout::probe_config {
+    layout::probe_config { inodes, device, reserved: 0 }
 }
 
-/// The state of a page when it left the cache (`struct calibrate_sighting`).
+/// The state of a page when it left the cache (`struct probe_sighting`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sighting {
     pub(crate) folio: u64,
@@ -124,13 +124,13 @@ pub(crate) struct Sighting {
 
 impl Sighting {
     pub(crate) fn parse(bytes: &[u8]) -> Option<Sighting> {
-        let (seen, _) = layout::calibrate_sighting::read_from_prefix(bytes).ok()?;
-        let layout::calibrate_sighting { folio, struct_page_bytes } = seen;
+        let (seen, _) = layout::probe_sighting::read_from_prefix(bytes).ok()?;
+        let layout::probe_sighting { folio, struct_page_bytes } = seen;
         Some(Sighting { folio, struct_page_bytes })
     }
 }
 
-/// The answer of one run of `peek` (`struct calibrate_peek`).
+/// The answer of one run of `peek` (`struct probe_peek`).
 pub(crate) struct Peek {
     pub(crate) task: u64,
     pub(crate) failed: bool,
@@ -139,51 +139,51 @@ pub(crate) struct Peek {
 
 impl Peek {
     pub(crate) fn parse(bytes: &[u8; PEEK_BYTES]) -> Option<Peek> {
-        let layout::calibrate_peek { task, failed, page } = layout::calibrate_peek::read_from_bytes(bytes).ok()?;
+        let layout::probe_peek { task, failed, page } = layout::probe_peek::read_from_bytes(bytes).ok()?;
         Some(Peek { task, failed: failed != 0, page })
     }
 }
 
-/// Returns the configuration of the watch (`struct watch_config`), set before it is loaded: the
-/// devices.
-pub(crate) fn watch_config(devices: [u32; WATCH_DEVICES]) -> layout::watch_config {
-    layout::watch_config { devices }
+/// Returns the configuration of the access trace (`struct trace_config`), set before it is loaded:
+/// the devices.
+pub(crate) fn trace_config(devices: [u32; TRACE_DEVICES]) -> layout::trace_config {
+    layout::trace_config { devices }
 }
 
-/// Returns the memory that the watch shares with its programs (`struct watch_shared`).
-pub(crate) fn watch_shared(threshold: u64) -> layout::watch_shared {
-    layout::watch_shared { unused: 0, reserved: 0, threshold }
+/// Returns the memory that the access trace shares with its programs (`struct trace_shared`).
+pub(crate) fn trace_shared(threshold: u64) -> layout::trace_shared {
+    layout::trace_shared { unused: 0, reserved: 0, threshold }
 }
 
-/// Decodes a `struct watch_event`.
+/// Decodes a `struct trace_event`.
 pub(crate) fn parse_seen(bytes: &[u8]) -> Option<Seen> {
-    let layout::watch_event { kind, device, inode, index, pages, reserved: _, ns } =
-        layout::watch_event::read_from_bytes(bytes).ok()?;
+    let layout::trace_event { kind, device, inode, index, pages, reserved: _, ns } =
+        layout::trace_event::read_from_bytes(bytes).ok()?;
     let kind = match kind {
-        layout::WATCH_ADDED => SeenKind::Added,
-        layout::WATCH_EVICTED => SeenKind::Evicted,
-        layout::WATCH_INVALIDATED => SeenKind::Invalidated,
-        layout::WATCH_READ => SeenKind::Read,
-        layout::WATCH_WRITTEN => SeenKind::Written,
-        layout::WATCH_WAITED => SeenKind::Waited(Duration::from_nanos(ns)),
-        layout::WATCH_MAPPED => SeenKind::Mapped,
+        layout::TRACE_ADDED => SeenKind::Added,
+        layout::TRACE_EVICTED => SeenKind::Evicted,
+        layout::TRACE_INVALIDATED => SeenKind::Invalidated,
+        layout::TRACE_READ => SeenKind::Read,
+        layout::TRACE_WRITTEN => SeenKind::Written,
+        layout::TRACE_WAITED => SeenKind::Waited(Duration::from_nanos(ns)),
+        layout::TRACE_MAPPED => SeenKind::Mapped,
         _ => return None,
     };
     Some(Seen { kind, device, inode, index, pages })
 }
 
-/// Counts of the watch (`struct watch_counters`), the sum over all CPUs.
+/// Counts of the access trace (`struct trace_counters`), the sum over all CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct WatchTotals {
+pub(crate) struct AccessTraceTotals {
     pub(crate) read_pages: u64,
     pub(crate) ring_full: u64,
 }
 
-impl WatchTotals {
+impl AccessTraceTotals {
     /// Adds one CPU's counts. Impossible counts give the largest number, and no panic.
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
-        let (layout::watch_counters { read_pages, ring_full }, _) =
-            layout::watch_counters::read_from_prefix(bytes).ok()?;
+        let (layout::trace_counters { read_pages, ring_full }, _) =
+            layout::trace_counters::read_from_prefix(bytes).ok()?;
         self.read_pages = self.read_pages.saturating_add(read_pages);
         self.ring_full = self.ring_full.saturating_add(ring_full);
         Some(())
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_watched_is_parsed() {
+    fn trace_records_are_parsed() {
         let words = [6 | 254 << 52, 8, 9, 3, 2_000];
         let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
         let kind = SeenKind::Waited(Duration::from_micros(2));

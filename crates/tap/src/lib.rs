@@ -4,22 +4,22 @@
 //! mount without one (no right to load BPF) populates the pool on read. An in-kernel hook, if Linux
 //! gets one again, would be another implementation.
 
+mod access_trace;
 mod bpf_tap;
-mod calibrate;
 mod consume;
 #[doc(hidden)]
 pub mod fuzzing;
 mod intf;
+mod layout_probe;
 mod load;
 mod mapped;
-mod omitted;
 mod record;
 mod ring;
-mod watch;
+mod skip_list;
 
+pub use access_trace::{AccessTrace, AccessTraceCounters, ReadsSource, Seen, SeenKind};
 pub use bpf_tap::{AddedTap, BpfTap, Target};
 pub use load::LoadError;
-pub use watch::{ReadsSource, Seen, SeenKind, Watch, WatchCounters};
 
 use page::Page;
 use std::io;

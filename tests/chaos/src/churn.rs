@@ -19,8 +19,8 @@ const DIRECTORY_COUNT: u32 = 8;
 const PAGES_MAX: u32 = 24;
 /// Between two operations.
 const PAUSE: Duration = Duration::from_millis(4);
-/// The maximum number of stored complaints.
-const COMPLAINTS_MAX: usize = 10;
+/// The maximum number of stored problems.
+const PROBLEMS_MAX: usize = 10;
 
 /// An expected file.
 struct Known {
@@ -34,7 +34,7 @@ struct Known {
 pub struct Churn {
     stop: Arc<AtomicBool>,
     operations: Arc<AtomicU64>,
-    complaints: Arc<Mutex<Vec<String>>>,
+    problems: Arc<Mutex<Vec<String>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -42,15 +42,15 @@ impl Churn {
     /// Begins, in `directory`.
     pub fn start(directory: &Path, seed: u64) -> Churn {
         let (stop, operations) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let complaints = Arc::new(Mutex::new(Vec::new()));
+        let problems = Arc::new(Mutex::new(Vec::new()));
         let thread = {
-            let (stop, operations, complaints) = (Arc::clone(&stop), Arc::clone(&operations), Arc::clone(&complaints));
+            let (stop, operations, problems) = (Arc::clone(&stop), Arc::clone(&operations), Arc::clone(&problems));
             let root = directory.join("churn");
             std::thread::spawn(move || {
                 let complain = |what: String| {
-                    let mut complaints = complaints.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-                    if complaints.len() < COMPLAINTS_MAX {
-                        complaints.push(what);
+                    let mut problems = problems.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                    if problems.len() < PROBLEMS_MAX {
+                        problems.push(what);
                     }
                 };
                 let made =
@@ -68,14 +68,14 @@ impl Churn {
                 }
             })
         };
-        Churn { stop, operations, complaints, thread: Some(thread) }
+        Churn { stop, operations, problems, thread: Some(thread) }
     }
 
-    /// Ends; returns the operations and the complaints.
+    /// Ends; returns the operations and the problems.
     pub fn end(mut self) -> (u64, Vec<String>) {
         self.join();
-        let complaints = self.complaints.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
-        (self.operations.load(Ordering::Relaxed), complaints)
+        let problems = self.problems.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        (self.operations.load(Ordering::Relaxed), problems)
     }
 
     fn join(&mut self) {
@@ -83,10 +83,7 @@ impl Churn {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            self.complaints
-                .lock()
-                .unwrap_or_else(|poisoned| poisoned.into_inner())
-                .push("the churn panicked".to_owned());
+            self.problems.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push("the churn panicked".to_owned());
         }
     }
 }
@@ -194,7 +191,7 @@ mod tests {
         let mut bytes = fs::read(&longest.path).unwrap();
         bytes[5] ^= 1;
         fs::write(&longest.path, bytes).unwrap();
-        let complaint = (0..100_000).find_map(|_| step(scratch.path(), &mut random, &mut files).err());
-        assert!(complaint.unwrap().contains("WRONG BYTES"));
+        let problem = (0..100_000).find_map(|_| step(scratch.path(), &mut random, &mut files).err());
+        assert!(problem.unwrap().contains("WRONG BYTES"));
     }
 }

@@ -7,7 +7,7 @@ use crate::network::Network;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
-use testbed::{Failure, Group, Process, Puma, Squeeze};
+use testbed::{Failure, Group, MemoryHog, Process, Puma};
 
 use rustix::process::Signal;
 
@@ -17,7 +17,7 @@ pub const CAPACITY_BYTES: u64 = 64 << 20;
 pub const GROUP_BYTES: u64 = 112 << 20;
 /// Memory that another process fills when the lender is squeezed: the lent pages have to be given
 /// back.
-const SQUEEZE_BYTES: u64 = 72 << 20;
+const HOG_BYTES: u64 = 72 << 20;
 /// The port of the lender in a network namespace, which contains no other process.
 const PORT: u16 = 7000;
 
@@ -46,7 +46,7 @@ pub struct Lender {
     place: Place,
     address: String,
     // In this order: processes before their group.
-    squeeze: Option<Squeeze>,
+    memory_hog: Option<MemoryHog>,
     process: Option<Process>,
     who: Who,
     group: Group,
@@ -66,7 +66,7 @@ impl Lender {
             puma: puma.clone(),
             place,
             address,
-            squeeze: None,
+            memory_hog: None,
             process: None,
             who: Who::Lender,
             group,
@@ -165,14 +165,14 @@ impl Lender {
     }
 
     /// Starts a process that takes its memory.
-    pub fn squeeze(&mut self) -> Result<(), Failure> {
-        self.squeeze = Some(Squeeze::start(SQUEEZE_BYTES, &[&self.group])?);
+    pub fn start_hog(&mut self) -> Result<(), Failure> {
+        self.memory_hog = Some(MemoryHog::start(HOG_BYTES, &[&self.group])?);
         Ok(())
     }
 
     /// Gives the memory back.
     pub fn release(&mut self) {
-        self.squeeze = None;
+        self.memory_hog = None;
     }
 
     /// The network link to it, if it has one.

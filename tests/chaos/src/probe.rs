@@ -120,11 +120,11 @@ struct Probe {
 pub fn run(task: &str) -> Result<(), String> {
     let task: Task = serde_json::from_str(task).map_err(|error| format!("understanding its task: {error}"))?;
     let probe = Probe::create(task)?;
-    say("READY")?;
+    print_line("READY")?;
     let latency = std::thread::scope(|scope| {
-        let readers = [Way::Random, Way::InOrder, Way::Mapped].map(|way| {
+        let readers = [AccessPattern::Random, AccessPattern::InOrder, AccessPattern::Mapped].map(|pattern| {
             let probe = &probe;
-            scope.spawn(move || probe.read(way))
+            scope.spawn(move || probe.read(pattern))
         });
         scope.spawn(|| probe.write());
         // Nothing is ever sent to it; the end of its input ends it.
@@ -144,10 +144,10 @@ pub fn run(task: &str) -> Result<(), String> {
     (report.p50_us, report.p99_us) = (latency.value_at_quantile(0.5), latency.value_at_quantile(0.99));
     let generation = |page: &PageState| page.done.load(Ordering::Acquire);
     report.generations = probe.pages.iter().map(|pages| pages.iter().map(generation).collect()).collect();
-    say(&serde_json::to_string(&report).map_err(|error| error.to_string())?)
+    print_line(&serde_json::to_string(&report).map_err(|error| error.to_string())?)
 }
 
-fn say(line: &str) -> Result<(), String> {
+fn print_line(line: &str) -> Result<(), String> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|error| format!("telling: {error}"))
 }
@@ -162,21 +162,21 @@ pub fn file_name(file: u32) -> String {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
+enum AccessPattern {
     Random,
     InOrder,
     Mapped,
 }
 
 /// Limits a load to so many operations a second, and never catches up.
-struct Pace {
+struct RateLimiter {
     gap: Duration,
     next: Instant,
 }
 
-impl Pace {
-    fn new(per_s: u32) -> Pace {
-        Pace { gap: Duration::from_secs(1) / per_s.max(1), next: Instant::now() }
+impl RateLimiter {
+    fn new(per_s: u32) -> RateLimiter {
+        RateLimiter { gap: Duration::from_secs(1) / per_s.max(1), next: Instant::now() }
     }
 
     fn wait(&mut self) {
@@ -226,9 +226,9 @@ impl Probe {
     }
 
     fn write(&self) {
-        let (mut random, mut pace) = (self.random(1), Pace::new(self.task.writes_per_s));
+        let (mut random, mut rate_limiter) = (self.random(1), RateLimiter::new(self.task.writes_per_s));
         while !self.stop.load(Ordering::Relaxed) {
-            pace.wait();
+            rate_limiter.wait();
             let (file, index) = (random.u32(..self.task.file_count), random.u32(..self.task.page_count));
             let state = &self.pages[file as usize][index as usize];
             let generation = state.done.load(Ordering::Acquire) + 1;
@@ -249,18 +249,21 @@ impl Probe {
         }
     }
 
-    fn read(&self, way: Way) -> Result<Histogram<u64>, String> {
-        let (mut random, mut pace) = (self.random(2 + way as u64), Pace::new(self.task.reads_per_s));
+    fn read(&self, pattern: AccessPattern) -> Result<Histogram<u64>, String> {
+        let (mut random, mut rate_limiter) = (self.random(2 + pattern as u64), RateLimiter::new(self.task.reads_per_s));
         let mut latency = latencies()?;
-        let maps =
-            if way == Way::Mapped { self.files.iter().map(|file| self.map(file)).collect() } else { Ok(Vec::new()) };
+        let maps = if pattern == AccessPattern::Mapped {
+            self.files.iter().map(|file| self.map(file)).collect()
+        } else {
+            Ok(Vec::new())
+        };
         let maps = maps.map_err(|error| format!("mapping a file: {error}"))?;
         let mut buffer = vec![0; PAGE_SIZE * RUN_PAGES as usize];
         let (mut file, mut index) = (0, 0);
         while !self.stop.load(Ordering::Relaxed) {
-            pace.wait();
+            rate_limiter.wait();
             let mut page_count = 1;
-            if way == Way::InOrder && index < self.task.page_count {
+            if pattern == AccessPattern::InOrder && index < self.task.page_count {
                 page_count = RUN_PAGES.min(self.task.page_count - index);
             } else {
                 (file, index) = (random.u32(..self.task.file_count), random.u32(..self.task.page_count));
@@ -275,7 +278,7 @@ impl Probe {
             };
             let took = began.elapsed();
             latency.saturating_record(took.as_micros().try_into().unwrap_or(LATENCY_MAX_US));
-            let what = format!("file {file} page {index} ({way:?})");
+            let what = format!("file {file} page {index} ({pattern:?})");
             if took > Duration::from_millis(self.task.slow_ms) {
                 let slow = Slow { began_ms, took_ms: took.as_millis() as u64, what: what.clone() };
                 self.note(|report| {
@@ -289,7 +292,7 @@ impl Probe {
                 Err(error) => self.failed(&format!("reading {what}"), &error),
                 Ok(()) => self.judge(file, index, pages, &before, bytes),
             }
-            index = if way == Way::InOrder { index + page_count } else { index };
+            index = if pattern == AccessPattern::InOrder { index + page_count } else { index };
         }
         Ok(latency)
     }

@@ -56,7 +56,7 @@ impl Probing {
 
     /// Waits until its files are made.
     pub fn wait_ready(&mut self, interrupt: &Interrupt) -> Result<(), Failure> {
-        self.hear(|| interrupt.check()).map(|_| ())
+        self.receive(|| interrupt.check()).map(|_| ())
     }
 
     /// Ends the load; the probe checks everything once more.
@@ -66,11 +66,11 @@ impl Probing {
 
     /// Waits for its report, and calls `meanwhile` in between.
     pub fn report(&mut self, meanwhile: impl FnMut() -> Result<(), Failure>) -> Result<Report, Failure> {
-        let line = self.hear(meanwhile)?;
+        let line = self.receive(meanwhile)?;
         serde_json::from_str(&line).map_err(|error| Failure::Problem(format!("the probe printed {line:?}: {error}")))
     }
 
-    fn hear(&mut self, mut meanwhile: impl FnMut() -> Result<(), Failure>) -> Result<String, Failure> {
+    fn receive(&mut self, mut meanwhile: impl FnMut() -> Result<(), Failure>) -> Result<String, Failure> {
         let begin = Instant::now();
         let place = self.task.directory.display();
         loop {

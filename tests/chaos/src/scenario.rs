@@ -62,11 +62,11 @@ impl Scenario {
 enum Harm {
     Kill,
     Stop,
-    Squeeze,
+    MemoryHog,
     Pull,
     LoseAddress,
     Vanish,
-    Lie,
+    Byzantine,
 }
 
 /// The trouble of a lender.
@@ -74,7 +74,7 @@ pub struct Trouble {
     scenario: Scenario,
     random: fastrand::Rng,
     /// The number of byzantine lenders so far.
-    liars: u64,
+    byzantine_lenders: u64,
     next: Instant,
     /// The last step did this harm, which is to be healed next.
     harm: Option<Harm>,
@@ -91,7 +91,7 @@ impl Trouble {
         Trouble {
             scenario,
             random: fastrand::Rng::with_seed(seed),
-            liars: 0,
+            byzantine_lenders: 0,
             next: Instant::now(),
             harm: None,
             rest_ms,
@@ -164,11 +164,11 @@ impl Trouble {
         let harms: &[Harm] = match self.scenario {
             Scenario::Killed => &[Kill],
             Scenario::Stopped => &[Stop],
-            Scenario::Squeezed => &[Squeeze],
+            Scenario::Squeezed => &[MemoryHog],
             Scenario::CutOff => &[Pull, LoseAddress, Vanish],
-            Scenario::Hostile => &[Lie],
-            Scenario::All => &[Kill, Stop, Squeeze, Pull, LoseAddress, Vanish, Lie],
-            Scenario::Survived => &[Stop, Squeeze, Pull, LoseAddress],
+            Scenario::Hostile => &[Byzantine],
+            Scenario::All => &[Kill, Stop, MemoryHog, Pull, LoseAddress, Vanish, Byzantine],
+            Scenario::Survived => &[Stop, MemoryHog, Pull, LoseAddress],
         };
         harms[self.random.usize(..harms.len())]
     }
@@ -186,8 +186,8 @@ impl Trouble {
                 lender.stop()?;
                 self.random.u64(200..4000)
             }
-            Harm::Squeeze => {
-                lender.squeeze()?;
+            Harm::MemoryHog => {
+                lender.start_hog()?;
                 self.random.u64(500..2500)
             }
             Harm::Pull => {
@@ -204,10 +204,10 @@ impl Trouble {
                 lender.kill()?;
                 self.random.u64(200..2000)
             }
-            Harm::Lie => {
+            Harm::Byzantine => {
                 // A short round must meet lies about pages, a longer one all moods.
-                let mood = self.liars * 3 % MOODS;
-                self.liars += 1;
+                let mood = self.byzantine_lenders * 3 % MOODS;
+                self.byzantine_lenders += 1;
                 lender.run(Who::Byzantine(self.random.u64(..u64::MAX / MOODS) * MOODS + mood))?;
                 self.random.u64(2000..6000)
             }
@@ -219,7 +219,7 @@ impl Trouble {
         match harm {
             Harm::Kill => lender.run(Who::Lender)?,
             Harm::Stop => lender.go_on()?,
-            Harm::Squeeze => lender.release(),
+            Harm::MemoryHog => lender.release(),
             Harm::Pull => network.map_or(Ok(()), |network| network.plug())?,
             Harm::LoseAddress => network.map_or(Ok(()), |network| network.plug_in_address())?,
             Harm::Vanish => {
@@ -227,8 +227,8 @@ impl Trouble {
                 network.map_or(Ok(()), |network| network.plug())?;
             }
             // In its own scenario, one byzantine lender follows the other.
-            Harm::Lie if self.scenario == Scenario::Hostile => {}
-            Harm::Lie => lender.run(Who::Lender)?,
+            Harm::Byzantine if self.scenario == Scenario::Hostile => {}
+            Harm::Byzantine => lender.run(Who::Lender)?,
         }
         self.note(format!("end of {harm:?}"));
         Ok(())

@@ -22,7 +22,7 @@ use crate::round::Setup;
 use crate::sampling::{Sample, fifth, look, median_own_bytes};
 use crate::scenario::{Scenario, Trouble};
 use crate::suite::{Kind, Suite};
-use crate::verdict::{READ_MAX, TOLD_MAX};
+use crate::verdict::{PRINTED_MAX, READ_MAX};
 use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -243,14 +243,14 @@ impl Site {
             probe.finish();
             report = probe.report(|| setup.interrupt.check())?;
         }
-        for (_, wrong) in report.wrong.iter().take(TOLD_MAX) {
+        for (_, wrong) in report.wrong.iter().take(PRINTED_MAX) {
             violations.push(format!("{}: WRONG BYTES ({} pages): {wrong}", self.name, report.wrong_pages));
         }
-        for error in report.errors.iter().take(TOLD_MAX) {
+        for error in report.errors.iter().take(PRINTED_MAX) {
             violations.push(format!("{}: ERROR ({} in all): {error}", self.name, report.error_count));
         }
-        let (operations, complaints) = self.churn.take().map(Churn::end).unwrap_or_default();
-        violations.extend(complaints.into_iter().take(TOLD_MAX).map(|complaint| format!("{}: {complaint}", self.name)));
+        let (operations, problems) = self.churn.take().map(Churn::end).unwrap_or_default();
+        violations.extend(problems.into_iter().take(PRINTED_MAX).map(|problem| format!("{}: {problem}", self.name)));
         Ok(format!(
             "{}: {}; {} times harmed; probe {} reads, slowest {} ms; fsx {} runs, fio {}; {operations} operations on names",
             self.name,

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub const READ_MAX: Duration = Duration::from_secs(2);
 
 /// Violations of one sort that are described.
-pub const TOLD_MAX: usize = 3;
+pub const PRINTED_MAX: usize = 3;
 
 /// The result of a round.
 #[derive(Debug, Serialize)]
@@ -86,7 +86,7 @@ pub fn judge_probes(reports: &[Report], trouble: &Trouble, outcome: &mut Outcome
     let Some((with_lender, controls)) = reports.split_first() else { return };
     let control_ms = controls.iter().map(|control| control.max_us / 1000).max().unwrap_or(0);
     let allowed_ms = READ_MAX.as_millis() as u64 + control_ms;
-    for slow in with_lender.slow.iter().filter(|slow| slow.took_ms > allowed_ms).take(TOLD_MAX) {
+    for slow in with_lender.slow.iter().filter(|slow| slow.took_ms > allowed_ms).take(PRINTED_MAX) {
         outcome.violations.push(format!(
             "SLOW READ ({} in all; the slowest of the controls took {control_ms} ms): {} took {} ms [{}]",
             with_lender.slow_count,
@@ -98,14 +98,14 @@ pub fn judge_probes(reports: &[Report], trouble: &Trouble, outcome: &mut Outcome
 }
 
 fn judge_content(place: &str, report: &Report, trouble: &Trouble, outcome: &mut Outcome) {
-    for (at_ms, wrong) in report.wrong.iter().take(TOLD_MAX) {
+    for (at_ms, wrong) in report.wrong.iter().take(PRINTED_MAX) {
         outcome.violations.push(format!(
             "WRONG BYTES ({place}, {} pages in all): {wrong} [{}]",
             report.wrong_pages,
             trouble.before(*at_ms, 0)
         ));
     }
-    for error in report.errors.iter().take(TOLD_MAX) {
+    for error in report.errors.iter().take(PRINTED_MAX) {
         outcome.violations.push(format!("ERROR ({place}, {} in all): {error}", report.error_count));
     }
 }

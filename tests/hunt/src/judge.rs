@@ -19,7 +19,7 @@ pub enum Seen<'a> {
 
 /// The way of the read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ReadMethod {
     /// By a system call, which ends at the end of the file.
     Call,
     /// By a mapping, whose last page continues with zeros behind the end.
@@ -31,7 +31,7 @@ pub enum Way {
 ///
 /// # Errors
 /// Fails with the first wrong byte of the block (0 if its presence or absence is wrong).
-pub fn judge(allowed: &Allowed, seen: &Seen, way: Way, seed: u64) -> Result<(), usize> {
+pub fn judge(allowed: &Allowed, seen: &Seen, method: ReadMethod, seed: u64) -> Result<(), usize> {
     let contents = allowed.contents();
     let may_be_absent = contents.contains(&Content::ABSENT);
     let changes = contents.len() > 1;
@@ -43,7 +43,7 @@ pub fn judge(allowed: &Allowed, seen: &Seen, way: Way, seed: u64) -> Result<(), 
     };
     // If a file grows, its new end may be visible before the bytes are, for readers at the same
     // time.
-    let may_be_zeros = may_be_absent && (way == Way::Mapping || changes);
+    let may_be_zeros = may_be_absent && (method == ReadMethod::Mapping || changes);
     if !may_be_zeros && contents.iter().all(|content| *content == Content::ABSENT) {
         return Err(0);
     }
@@ -71,8 +71,8 @@ mod tests {
         Content::written(1, 2, number)
     }
 
-    fn judged(allowed: &[Content], seen: Seen, way: Way) -> Result<(), usize> {
-        judge(&Allowed::of(allowed), &seen, way, SEED)
+    fn judged(allowed: &[Content], seen: Seen, method: ReadMethod) -> Result<(), usize> {
+        judge(&Allowed::of(allowed), &seen, method, SEED)
     }
 
     fn whole(content: Content) -> Words {
@@ -81,13 +81,13 @@ mod tests {
 
     #[test]
     fn an_older_generation_is_wrong() {
-        for way in [Way::Call, Way::Mapping] {
-            assert_eq!(judged(&[generation(2)], Seen::Whole(&whole(generation(2))), way), Ok(()));
-            assert_eq!(judged(&[generation(2)], Seen::Whole(&whole(generation(1))), way), Err(0));
-            assert_eq!(judged(&[generation(2), generation(3)], Seen::Whole(&whole(generation(1))), way), Err(0));
-            assert_eq!(judged(&[generation(2)], Seen::Whole(&whole(Content::written(1, 3, 2))), way), Err(0));
-            assert_eq!(judged(&[generation(2)], Seen::Whole(&whole(Content::ZEROS)), way), Err(0));
-            assert_eq!(judged(&[generation(2)], Seen::Nothing, way), Err(0));
+        for method in [ReadMethod::Call, ReadMethod::Mapping] {
+            assert_eq!(judged(&[generation(2)], Seen::Whole(&whole(generation(2))), method), Ok(()));
+            assert_eq!(judged(&[generation(2)], Seen::Whole(&whole(generation(1))), method), Err(0));
+            assert_eq!(judged(&[generation(2), generation(3)], Seen::Whole(&whole(generation(1))), method), Err(0));
+            assert_eq!(judged(&[generation(2)], Seen::Whole(&whole(Content::written(1, 3, 2))), method), Err(0));
+            assert_eq!(judged(&[generation(2)], Seen::Whole(&whole(Content::ZEROS)), method), Err(0));
+            assert_eq!(judged(&[generation(2)], Seen::Nothing, method), Err(0));
         }
     }
 
@@ -95,34 +95,37 @@ mod tests {
     fn one_wrong_byte_is_found() {
         let mut words = generation(2).words(SEED);
         words[63] ^= 1 << 56;
-        assert_eq!(judged(&[generation(2)], Seen::Whole(&words), Way::Call), Err(504));
+        assert_eq!(judged(&[generation(2)], Seen::Whole(&words), ReadMethod::Call), Err(504));
     }
 
     #[test]
     fn a_read_that_meets_a_write_may_see_a_part_of_each() {
         let mut torn = generation(2).words(SEED);
         torn[32..].copy_from_slice(&generation(3).words(SEED)[32..]);
-        assert_eq!(judged(&[generation(2), generation(3)], Seen::Whole(&torn), Way::Call), Ok(()));
-        assert_eq!(judged(&[generation(3)], Seen::Whole(&torn), Way::Call), Err(0));
+        assert_eq!(judged(&[generation(2), generation(3)], Seen::Whole(&torn), ReadMethod::Call), Ok(()));
+        assert_eq!(judged(&[generation(3)], Seen::Whole(&torn), ReadMethod::Call), Err(0));
         torn[40] = 0;
-        assert_eq!(judged(&[generation(2), generation(3)], Seen::Whole(&torn), Way::Call), Err(320));
-        assert_eq!(judged(&[generation(2), Content::ZEROS, generation(3)], Seen::Whole(&torn), Way::Call), Ok(()));
+        assert_eq!(judged(&[generation(2), generation(3)], Seen::Whole(&torn), ReadMethod::Call), Err(320));
+        assert_eq!(
+            judged(&[generation(2), Content::ZEROS, generation(3)], Seen::Whole(&torn), ReadMethod::Call),
+            Ok(())
+        );
     }
 
     #[test]
     fn behind_the_end_there_is_nothing() {
-        assert_eq!(judged(&[Content::ABSENT], Seen::Nothing, Way::Call), Ok(()));
-        assert_eq!(judged(&[Content::ABSENT], Seen::Whole(&whole(Content::ZEROS)), Way::Call), Err(0));
-        assert_eq!(judged(&[Content::ABSENT], Seen::Whole(&whole(Content::ZEROS)), Way::Mapping), Ok(()));
-        assert_eq!(judged(&[Content::ABSENT], Seen::Whole(&whole(generation(1))), Way::Mapping), Err(0));
-        assert_eq!(judged(&[Content::ABSENT], Seen::Piece, Way::Call), Err(0));
+        assert_eq!(judged(&[Content::ABSENT], Seen::Nothing, ReadMethod::Call), Ok(()));
+        assert_eq!(judged(&[Content::ABSENT], Seen::Whole(&whole(Content::ZEROS)), ReadMethod::Call), Err(0));
+        assert_eq!(judged(&[Content::ABSENT], Seen::Whole(&whole(Content::ZEROS)), ReadMethod::Mapping), Ok(()));
+        assert_eq!(judged(&[Content::ABSENT], Seen::Whole(&whole(generation(1))), ReadMethod::Mapping), Err(0));
+        assert_eq!(judged(&[Content::ABSENT], Seen::Piece, ReadMethod::Call), Err(0));
         // While the file grows.
         let grows = [Content::ABSENT, generation(2)];
         for seen in
             [Seen::Nothing, Seen::Piece, Seen::Whole(&whole(Content::ZEROS)), Seen::Whole(&whole(generation(2)))]
         {
-            assert_eq!(judged(&grows, seen, Way::Call), Ok(()), "{seen:?}");
+            assert_eq!(judged(&grows, seen, ReadMethod::Call), Ok(()), "{seen:?}");
         }
-        assert_eq!(judged(&grows, Seen::Whole(&whole(generation(1))), Way::Call), Err(0));
+        assert_eq!(judged(&grows, Seen::Whole(&whole(generation(1))), ReadMethod::Call), Err(0));
     }
 }

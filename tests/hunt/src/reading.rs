@@ -2,7 +2,7 @@
 
 use crate::choice::{COUNT_MAX, Plan};
 use crate::content::{BLOCK_BYTES, describe, words_of};
-use crate::judge::{Seen, Way, judge};
+use crate::judge::{ReadMethod, Seen, judge};
 use crate::ledger::{BLOCKS, Block, PAGE_BLOCKS};
 use crate::shared::now_ms;
 use crate::worker::{Done, FILE_BYTES, Halt, Worker, aligned};
@@ -42,7 +42,7 @@ impl Worker {
         let bytes = aligned(&mut buffer, count as usize * BLOCK_BYTES);
         let got = file(self, slot).map(|file| read_all(file, bytes, u64::from(first) * BLOCK_BYTES as u64));
         let outcome = match got {
-            Ok(Ok(got)) => self.judge(plan, &before, bytes, got, Way::Call, what),
+            Ok(Ok(got)) => self.judge(plan, &before, bytes, got, ReadMethod::Call, what),
             Ok(Err(error)) => Err(self.failed(what, &error)),
             Err(halt) => Err(halt),
         };
@@ -73,7 +73,7 @@ impl Worker {
             Ok(got) => {
                 let tried = (got / BLOCK_BYTES + 1).min(count as usize);
                 let plan = Plan { count: tried as u32, ..plan };
-                self.judge(plan, &before, bytes, got, Way::Mapping, "a load from a mapping")
+                self.judge(plan, &before, bytes, got, ReadMethod::Mapping, "a load from a mapping")
             }
             Err(error) => Err(self.failed("loading from a mapping", &error)),
         };
@@ -116,7 +116,9 @@ impl Worker {
         let got = File::open(self.backing_path(slot)).and_then(|file| read_all(&file, bytes, 0));
         let plan = Plan { first: 0, count: BLOCKS as u32, ..plan };
         let outcome = match got {
-            Ok(got) => self.judge(plan, &before, bytes, got, Way::Call, "reading the backing file, after fsync,"),
+            Ok(got) => {
+                self.judge(plan, &before, bytes, got, ReadMethod::Call, "reading the backing file, after fsync,")
+            }
             Err(error) => Err(self.failed("reading the backing file", &error)),
         };
         self.give_back(buffer);
@@ -170,7 +172,7 @@ impl Worker {
         before: &[u64],
         bytes: &[u8],
         got: usize,
-        way: Way,
+        method: ReadMethod,
         what: &str,
     ) -> Result<(), Halt> {
         let Plan { slot, first, count, .. } = plan;
@@ -199,9 +201,9 @@ impl Worker {
                     Seen::Whole(&words)
                 }
             };
-            if let Err(byte) = judge(&allowed, &seen, way, self.task.seed) {
+            if let Err(byte) = judge(&allowed, &seen, method, self.task.seed) {
                 let seen = match seen {
-                    Seen::Nothing if way == Way::Mapping => "no page (SIGBUS)".to_owned(),
+                    Seen::Nothing if method == ReadMethod::Mapping => "no page (SIGBUS)".to_owned(),
                     Seen::Nothing => format!("the end of the file, {got} bytes on"),
                     Seen::Piece => format!("the end of the file within the block, {got} bytes on"),
                     Seen::Whole(words) => describe(words, self.task.seed),

@@ -2,16 +2,16 @@
 //! steps, and the kernel's part after the answer.
 
 use crate::context::Context;
-use crate::file::{Below, Cached, FileModel, Inode, UNIT_BYTES, UNITS, encode};
+use crate::file::{BackingFile, Cached, FileModel, Inode, UNIT_BYTES, UNITS, encode};
 use crate::kind::Kind;
-use crate::machine::{Doing, Machine, Task, Wrong};
+use crate::node::{Doing, Node, Task, Wrong};
 use crate::oracle::{EOF, Time};
 use borrower::Change;
 use borrower::core::{Changing, Outcome};
 
 /// The number of steps for which the answer to a write waits until the kernel has dropped pages
 /// (crates/mount/src/ops/data.rs, wait_for_drop).
-const PATIENCE: u32 = 100;
+const WAITS_MAX: u32 = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
@@ -26,7 +26,7 @@ enum Stage {
     Applied,
     /// The answer waits until the kernel has dropped pages.
     Await {
-        patience: u32,
+        waits_left: u32,
     },
     Answer,
     Drop {
@@ -150,10 +150,10 @@ impl Altering {
     }
 }
 
-impl Machine {
+impl Node {
     /// Begins a change of a file.
     pub fn start_change(&mut self, context: &mut Context, file: usize, kind: Kind) {
-        if self.files[file].is_written_below {
+        if self.files[file].is_written_externally {
             return; // A change on both sides at once promises nothing.
         }
         let value = context.number() * 4096;
@@ -167,7 +167,7 @@ impl Machine {
         let file = &mut self.files[task.file];
         let Some(inode) = &mut file.inode else { return Ok(true) };
         let is_below = matches!(change.stage, Stage::Begun | Stage::Applied);
-        if is_below && context.random.u32(0..1000) < context.weather.stalls {
+        if is_below && context.random.u32(0..1000) < context.rates.stalls {
             return Ok(false);
         }
         match change.stage {
@@ -211,9 +211,9 @@ impl Machine {
                 if change.is_writeback() {
                     file.mapped_writes = true;
                 }
-                let announced = announce(change, file.below.size);
+                let announced = announce(change, file.backing.size);
                 let known = &inode.file;
-                let changing = self.core.begin_change(known, announced, file.below.stamp());
+                let changing = self.core.begin_change(known, announced, file.backing.stamp());
                 change.overtaken = changing.overtaken().is_some();
                 context.note(|| {
                     format!("file {} request {} begins, overtaken: {}", task.file, change.unique, change.overtaken)
@@ -226,7 +226,7 @@ impl Machine {
                 change.stage = Stage::Applied;
             }
             Stage::Applied => {
-                let after = file.below.stamp();
+                let after = file.backing.stamp();
                 let outcome = if change.went == Went::Well { Outcome::Applied(after) } else { Outcome::Failed(after) };
                 if let Some(changing) = change.changing.take() {
                     let mut bytes = vec![0; change.data.len() * UNIT_BYTES as usize];
@@ -243,18 +243,18 @@ impl Machine {
                 // Drops that were in progress before do not count.
                 linger_in_gap(file, change, context.now);
                 context.note(|| format!("file {} request {} ended {:?}", task.file, change.unique, change.went));
-                change.stage = if change.waits() { Stage::Await { patience: PATIENCE } } else { Stage::Answer };
+                change.stage = if change.waits() { Stage::Await { waits_left: WAITS_MAX } } else { Stage::Answer };
             }
-            Stage::Await { patience } => {
+            Stage::Await { waits_left } => {
                 if file.invalidation.is_none() && !file.invalidating {
                     inode.file.drop_waited();
                     change.has_waited = true;
-                    file.truth.expire(context.now, context.now);
+                    file.oracle.expire(context.now, context.now);
                     change.stage = Stage::Answer;
-                } else if patience == 0 {
+                } else if waits_left == 0 {
                     change.stage = Stage::Answer;
                 } else {
-                    change.stage = Stage::Await { patience: patience - 1 };
+                    change.stage = Stage::Await { waits_left: waits_left - 1 };
                 }
             }
             Stage::Answer => {
@@ -264,7 +264,7 @@ impl Machine {
                         change.stage = Stage::Drop { next: first_page(change) };
                     }
                     _ => {
-                        settle(context, file, task, change);
+                        resolve(context, file, task, change);
                         return check_own(context, file, task, change).map(|()| true);
                     }
                 }
@@ -272,7 +272,7 @@ impl Machine {
             Stage::Drop { next } => match self.drop_changed(task.file, change, next) {
                 Some(next) => change.stage = Stage::Drop { next },
                 None => {
-                    settle(context, &mut self.files[task.file], task, change);
+                    resolve(context, &mut self.files[task.file], task, change);
                     return Ok(true);
                 }
             },
@@ -281,8 +281,8 @@ impl Machine {
     }
 }
 
-impl Machine {
-    /// Drops the next page of a change after its answer, as [`Machine::drop_page`] does. In a hole,
+impl Node {
+    /// Drops the next page of a change after its answer, as [`Node::drop_page`] does. In a hole,
     /// whole pages are dropped whatever they hold. In the pages at the edges the kernel zeroes the
     /// part in the hole, and leaves them clean or dirty as they are.
     fn drop_changed(&mut self, file: usize, change: &Altering, next: usize) -> Option<usize> {
@@ -325,7 +325,7 @@ fn linger_in_gap(file: &mut FileModel, change: &Altering, now: Time) {
     };
     for unit in change.size_before..(*first).min(change.size_before.next_multiple_of(UNITS)) {
         if let Some(cached) = inode.pages[unit / UNITS] {
-            file.truth.linger(unit, cached.units[unit % UNITS], now);
+            file.oracle.linger(unit, cached.units[unit % UNITS], now);
         }
     }
 }
@@ -341,12 +341,12 @@ enum Prepared {
 /// The kernel's part before the request.
 fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mut Altering) -> Prepared {
     let Some(inode) = &mut file.inode else { return Prepared::GivenUp };
-    change.size_before = file.below.size;
+    change.size_before = file.backing.size;
     change.kernel_size = inode.size;
     match change.kind {
         Kind::Write { first, end } => {
             let pages = first / UNITS..end.div_ceil(UNITS);
-            if inode.size != file.below.size || end > inode.size && inode.is_dirty_from(inode.size / UNITS) {
+            if inode.size != file.backing.size || end > inode.size && inode.is_dirty_from(inode.size / UNITS) {
                 // An external change of the size is not known yet; or a dirty page would meet the
                 // new end.
                 return Prepared::GivenUp;
@@ -386,13 +386,13 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
             inode.size_unstable = end > inode.size;
         }
         Kind::Direct { first, end, copied: true }
-            if !may_be_copied(first, end, inode.may_be_stored_to, &file.below) =>
+            if !may_be_copied(first, end, inode.may_be_stored_to, &file.backing) =>
         {
             // The kernel copies through its cache: that is a write.
             return Prepared::GivenUp;
         }
         Kind::Truncate { .. } | Kind::Punch { .. } | Kind::Direct { .. } => {
-            if inode.is_dirty() || inode.size != file.below.size {
+            if inode.is_dirty() || inode.size != file.backing.size {
                 return Prepared::GivenUp;
             }
             inode.no_stores = !matches!(change.kind, Kind::Punch { .. } | Kind::Direct { copied: true, .. });
@@ -414,17 +414,17 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
     };
     for unit in inode.size..reaches.min(inode.size.next_multiple_of(UNITS)) {
         if let Some(cached) = inode.pages[unit / UNITS] {
-            file.truth.announce(task.id, unit, cached.units[unit % UNITS]);
+            file.oracle.announce(task.id, unit, cached.units[unit % UNITS]);
         }
     }
-    for unit in 0..file.below.units.len() {
+    for unit in 0..file.backing.units.len() {
         if let Some(value) = change.result(unit) {
-            file.truth.announce(task.id, unit, value);
+            file.oracle.announce(task.id, unit, value);
             let is_past_cache = matches!(change.kind, Kind::Direct { .. });
             if value == EOF || is_past_cache && unit >= change.size_before {
                 // A READ may meet the new end while the kernel still has the old one; or the kernel
                 // has the new end before it has dropped its pages. In between are zeros.
-                file.truth.announce(task.id, unit, 0);
+                file.oracle.announce(task.id, unit, 0);
             }
         }
     }
@@ -432,9 +432,9 @@ fn prepare(context: &mut Context, file: &mut FileModel, task: &Task, change: &mu
 }
 
 /// Returns whether the mount lets the backing file system copy (crates/mount/src/ops/space.rs).
-fn may_be_copied(first: usize, end: usize, may_be_stored_to: bool, below: &Below) -> bool {
+fn may_be_copied(first: usize, end: usize, may_be_stored_to: bool, backing: &BackingFile) -> bool {
     let (offset, len) = (first as u64 * UNIT_BYTES, (end - first) as u64 * UNIT_BYTES);
-    borrower::may_be_copied_below(offset, len, below.size <= end, may_be_stored_to)
+    borrower::may_be_copied_below(offset, len, backing.size <= end, may_be_stored_to)
 }
 
 /// Returns the data of a write request: the kernel copies them from its pages when the request is
@@ -488,11 +488,11 @@ fn first_written(change: &Altering) -> Option<usize> {
 
 /// The change is applied to the backing file, or fails.
 fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went {
-    let below = &mut file.below;
+    let backing = &mut file.backing;
     let mut went = Went::Well;
     // A second attempt that fails after a first one that was applied is a change without any
     // report: not modelled.
-    if !change.resent && context.weather.fails(&mut context.random) {
+    if !change.resent && context.rates.fails(&mut context.random) {
         went = if context.random.bool() { Went::Short } else { Went::Wrong };
     }
     let values = &change.data;
@@ -506,14 +506,14 @@ fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went
                 return Went::Wrong;
             }
             match *kind {
-                Kind::Truncate { size } => below.truncate(size),
+                Kind::Truncate { size } => backing.truncate(size),
                 Kind::Punch { first, end } => {
-                    let size = below.size;
-                    below.units[first.min(size)..end.min(size)].fill(0);
+                    let size = backing.size;
+                    backing.units[first.min(size)..end.min(size)].fill(0);
                 }
                 _ => {}
             }
-            below.changed = context.now;
+            backing.changed = context.now;
             return Went::Well;
         }
     };
@@ -525,8 +525,8 @@ fn apply(context: &mut Context, file: &mut FileModel, change: &Altering) -> Went
     if count == 0 {
         return Went::Wrong;
     }
-    below.write(first, &values[..count]);
-    below.changed = context.now;
+    backing.write(first, &values[..count]);
+    backing.changed = context.now;
     // For a writeback the kernel does not check how much of a page was written, so a short write is
     // an error.
     if went == Went::Short && change.is_writeback() { Went::Wrong } else { went }
@@ -584,7 +584,7 @@ fn answer(file: &mut FileModel, change: &Altering) {
         }
         Kind::Write { end, .. } | Kind::Direct { end, .. } if change.went == Went::Well => end.max(inode.size),
         // After a short write the kernel knows how many bytes were written.
-        Kind::Write { .. } | Kind::Direct { .. } => file.below.size.max(inode.size),
+        Kind::Write { .. } | Kind::Direct { .. } => file.backing.size.max(inode.size),
         _ => inode.size,
     };
     if end != inode.size {
@@ -609,7 +609,7 @@ fn last_page(change: &Altering) -> usize {
 }
 
 /// The change has ended: reads must return the file's contents now.
-fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Altering) {
+fn resolve(context: &mut Context, file: &mut FileModel, task: &Task, change: &Altering) {
     let lingers = file.invalidation.is_some() || file.invalidating;
     let kernel_size = file.inode.as_ref().map_or(0, |inode| inode.size);
     if let Kind::Writeback { page, units } = &change.kind {
@@ -617,11 +617,11 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
         // Stores are lost, unless they are repeated.
         if change.went != Went::Well && !cached.is_some_and(|cached| cached.dirty) {
             for unit in page * UNITS..page * UNITS + units.len() {
-                file.truth.settle(task.id, unit, file.below.read(unit), context.now, lingers, true);
+                file.oracle.resolve(task.id, unit, file.backing.read(unit), context.now, lingers, true);
             }
         }
     } else {
-        for unit in 0..file.below.units.len() {
+        for unit in 0..file.backing.units.len() {
             if change.result(unit).is_some() {
                 let overtaken = change.overtaken || change.resent;
                 // Drops that were requested after its wait do not concern the change.
@@ -634,13 +634,13 @@ fn settle(context: &mut Context, file: &mut FileModel, task: &Task, change: &Alt
                     Kind::Write { first, end } | Kind::Direct { first, end, .. } => first <= unit && unit < end,
                     _ => true,
                 };
-                file.truth.settle(task.id, unit, file.below.read(unit), context.now, lingers, fresh);
+                file.oracle.resolve(task.id, unit, file.backing.read(unit), context.now, lingers, fresh);
             }
         }
-        file.truth.end(task.id, context.now);
+        file.oracle.end(task.id, context.now);
     }
     if !lingers {
-        file.truth.expire(context.now, context.now);
+        file.oracle.expire(context.now, context.now);
     }
     if let Some(inode) = &mut file.inode
         && inode.lock == Some(task.id)
@@ -659,13 +659,13 @@ fn check_own(context: &Context, file: &FileModel, task: &Task, change: &Altering
     for unit in *first..*end {
         let value = inode.seen(unit / UNITS, unit % UNITS);
         let is_seen = inode.pages[unit / UNITS].is_some_and(|cached| cached.uptodate && !cached.is_torn);
-        if is_seen && !file.truth.accepts(unit, value, context.now + 1, file.truth.opened()) {
+        if is_seen && !file.oracle.accepts(unit, value, context.now + 1, file.oracle.opened()) {
             return Err(Wrong(format!(
                 "machine {}, file {}: the program that wrote unit {unit} by request {} reads {value}; {}",
-                context.machine,
+                context.node,
                 task.file,
                 change.unique,
-                file.truth.explain(unit)
+                file.oracle.explain(unit)
             )));
         }
     }

@@ -1,4 +1,4 @@
-//! [`Context`]: the state that all machines share. [`Tally`]: counts of their operations.
+//! [`Context`]: the state that all nodes share. [`Statistics`]: counts of their operations.
 
 use crate::oracle::Time;
 use crate::rates::Rates;
@@ -7,29 +7,29 @@ use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tap::CopyHints;
 
-/// The state that all machines share.
+/// The state that all nodes share.
 pub struct Context {
     /// The only source of random numbers.
     pub random: Rng,
     /// The rates of events.
-    pub weather: Rates,
+    pub rates: Rates,
     /// The virtual time.
     pub now: Time,
     /// The trace, if it is wanted.
     pub trace: Option<Vec<String>>,
     /// The counts of operations.
-    pub tally: Tally,
-    /// The machine that does the current step.
-    pub machine: usize,
+    pub statistics: Statistics,
+    /// The node that does the current step.
+    pub node: usize,
     numbers: u64,
 }
 
 impl Context {
     /// Returns a context at time 0.
     pub fn new(mut random: Rng, trace: bool) -> Context {
-        let weather = Rates::draw(&mut random);
+        let rates = Rates::draw(&mut random);
         let trace = trace.then(Vec::new);
-        Context { random, weather, now: 1, trace, tally: Tally::default(), machine: 0, numbers: 0 }
+        Context { random, rates, now: 1, trace, statistics: Statistics::default(), node: 0, numbers: 0 }
     }
 
     /// Returns a new number.
@@ -41,14 +41,14 @@ impl Context {
     /// Adds a line to the trace.
     pub fn note(&mut self, what: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {
-            trace.push(format!("{:6} machine {}: {}", self.now, self.machine, what()));
+            trace.push(format!("{:6} node {}: {}", self.now, self.node, what()));
         }
     }
 }
 
 /// Counts of operations and events.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
+pub struct Statistics {
     /// All steps.
     pub steps: u64,
     /// Reads of applications that have ended.
@@ -68,7 +68,7 @@ pub struct Tally {
     /// Pages from lenders that were used.
     pub lent: u64,
     /// External changes.
-    pub beside: u64,
+    pub external_changes: u64,
     /// Daemons killed.
     pub kills: u64,
     /// Lenders lost.
@@ -77,8 +77,8 @@ pub struct Tally {
     pub resumed: u64,
 }
 
-impl std::ops::AddAssign for Tally {
-    fn add_assign(&mut self, other: Tally) {
+impl std::ops::AddAssign for Statistics {
+    fn add_assign(&mut self, other: Statistics) {
         self.steps += other.steps;
         self.reads += other.reads;
         self.batched += other.batched;
@@ -88,7 +88,7 @@ impl std::ops::AddAssign for Tally {
         self.omitted += other.omitted;
         self.lent += other.lent;
         self.demoted += other.demoted;
-        self.beside += other.beside;
+        self.external_changes += other.external_changes;
         self.kills += other.kills;
         self.losses += other.losses;
         self.resumed += other.resumed;

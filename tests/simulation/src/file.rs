@@ -30,7 +30,7 @@ pub fn decode(page: &[u8]) -> Units {
 
 /// A backing file.
 #[derive(Debug)]
-pub struct Below {
+pub struct BackingFile {
     /// Its units; those behind the end are zero.
     pub units: Vec<u64>,
     /// Its size, in units.
@@ -39,7 +39,7 @@ pub struct Below {
     pub changed: Time,
 }
 
-impl Below {
+impl BackingFile {
     /// Returns its stamp.
     pub fn stamp(&self) -> Stamp {
         let time = i128::from(self.changed);
@@ -135,13 +135,13 @@ pub struct Inode {
 
 impl Inode {
     /// Returns an inode with no cached pages.
-    pub fn new(file: Arc<File>, below: &Below) -> Inode {
-        let pages = below.units.len() / UNITS;
+    pub fn new(file: Arc<File>, backing: &BackingFile) -> Inode {
+        let pages = backing.units.len() / UNITS;
         Inode {
             file,
             pages: vec![None; pages],
             temporary: vec![false; pages],
-            size: below.size,
+            size: backing.size,
             size_version: 0,
             lock: None,
             no_writeback: false,
@@ -192,11 +192,11 @@ pub struct FileModel {
     /// Its identity in the catalog.
     pub identity: FileIdentity,
     /// The backing file.
-    pub below: Below,
+    pub backing: BackingFile,
     /// The kernel's state of it.
     pub inode: Option<Inode>,
     /// The values that reads may return.
-    pub truth: Oracle,
+    pub oracle: Oracle,
     /// The task that holds the mount's lock for changes of it.
     pub changing: Option<u64>,
     /// The pages that wait to be dropped.
@@ -206,7 +206,7 @@ pub struct FileModel {
     /// The file was written through a mapping.
     pub mapped_writes: bool,
     /// An external writer is writing the backing file, slowly.
-    pub is_written_below: bool,
+    pub is_written_externally: bool,
     /// Programs have stored and written the same units at the same time: either value may be the
     /// final one.
     pub mixed: bool,
@@ -219,18 +219,18 @@ pub struct FileModel {
 impl FileModel {
     /// Returns a new file that neither kernel nor borrower has seen.
     pub fn new(identity: FileIdentity, units: Vec<u64>, size: usize, now: Time) -> FileModel {
-        let below = Below { units, size, changed: now };
-        let seen: Vec<u64> = (0..below.units.len()).map(|unit| below.read(unit)).collect();
+        let backing = BackingFile { units, size, changed: now };
+        let seen: Vec<u64> = (0..backing.units.len()).map(|unit| backing.read(unit)).collect();
         FileModel {
             identity,
-            truth: Oracle::new(&seen, now),
-            below,
+            oracle: Oracle::new(&seen, now),
+            backing,
             inode: None,
             changing: None,
             invalidation: None,
             invalidating: false,
             mapped_writes: false,
-            is_written_below: false,
+            is_written_externally: false,
             mixed: false,
             tasks: 0,
             changes: 0,
@@ -239,7 +239,7 @@ impl FileModel {
 
     /// Returns the number of its pages.
     pub fn page_count(&self) -> usize {
-        self.below.units.len() / UNITS
+        self.backing.units.len() / UNITS
     }
 
     /// The kernel must drop these pages (as crates/mount/src/kernel/invalidation.rs records it).
@@ -259,10 +259,10 @@ impl FileModel {
         let dirty = self.inode.as_ref().is_some_and(Inode::is_dirty);
         if self.mixed && !dirty && self.changes == 0 && self.invalidation.is_none() && !self.invalidating {
             self.mixed = false;
-            for unit in 0..self.below.units.len() {
-                self.truth.store(unit, self.below.read(unit), now);
+            for unit in 0..self.backing.units.len() {
+                self.oracle.store(unit, self.backing.read(unit), now);
             }
-            self.truth.expire(Time::MAX, now);
+            self.oracle.expire(Time::MAX, now);
         }
     }
 

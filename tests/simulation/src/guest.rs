@@ -1,9 +1,9 @@
-//! A guest whose disks are the machine's files. It stores earlier contents of pages, and reports at
+//! A guest whose disks are the node's files. It stores earlier contents of pages, and reports at
 //! any moment that it has evicted them, including pages that have changed since.
 
 use crate::context::Context;
 use crate::file::{UNITS, encode};
-use crate::machine::{Doing, Machine};
+use crate::node::{Doing, Node};
 use crate::reading::Read;
 use borrower::Demotion;
 use page::{PAGE_SIZE, PageId};
@@ -21,7 +21,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// The machine's kernel has evicted a page, so the guest may have it from an earlier read.
+    /// The node's kernel has evicted a page, so the guest may have it from an earlier read.
     pub fn remember(&mut self, context: &mut Context, file: usize, page: usize, units: [u64; UNITS]) {
         let remembered = (file, page, units);
         if self.remembered.len() < REMEMBERED_MAX {
@@ -37,9 +37,9 @@ impl Guest {
     }
 }
 
-impl Machine {
+impl Node {
     /// The guest evicts a page, or the host stops waiting for the kernel.
-    pub fn hear_guest(&mut self, context: &mut Context) {
+    pub fn receive_from_guest(&mut self, context: &mut Context) {
         let Some(guest) = &mut self.guest else { return };
         if !guest.waiting.is_empty() && context.random.u32(0..8) == 0 {
             let at = context.random.usize(0..guest.waiting.len());
@@ -47,7 +47,7 @@ impl Machine {
             self.core.demoted().map(|demoted| demoted.withdraw(id));
             return;
         }
-        if guest.remembered.is_empty() || self.tasks.len() >= context.weather.tasks_max {
+        if guest.remembered.is_empty() || self.tasks.len() >= context.rates.tasks_max {
             return;
         }
         let (file, index, units) = guest.remembered[context.random.usize(0..guest.remembered.len())];
@@ -65,7 +65,7 @@ impl Machine {
         context.note(|| format!("the guest gives file {file} page {index} back: {units:?}, {demotion:?}"));
         if demotion == Demotion::Waits {
             guest.waiting.push(PageId { file: inode.file.key(), index: index as u32 });
-            context.tally.demoted += 1;
+            context.statistics.demoted += 1;
             self.start(context, file, Doing::Read(Read::new(index, index + 1)));
         }
     }

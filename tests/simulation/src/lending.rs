@@ -6,7 +6,7 @@ use crate::rates::Rates;
 use borrower::put::buffers::Batch;
 use borrower::read::state::PageResult;
 use fastrand::Rng;
-use lender::store::{self, Key, Owner, Store};
+use lender::store::{self, Key, Store, Tenant};
 use page::{PAGE_SIZE, Page, PageId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const CAPACITY_PAGES: u32 = 48;
 const REMEMBERED_MAX: usize = 32;
 
 /// A message from a borrower to a lender on its main connection.
-pub enum Told {
+pub enum Message {
     /// Store these pages.
     Put(u64, Arc<Batch>),
     /// These pages are of no more use.
@@ -60,7 +60,7 @@ pub struct Answer {
 pub struct Lender {
     store: Store,
     /// The tenants, by session.
-    owners: BTreeMap<u64, Owner>,
+    tenants: BTreeMap<u64, Tenant>,
     alive: bool,
     remembered: VecDeque<(WireKey, u64, Page)>,
 }
@@ -73,7 +73,7 @@ pub struct Link {
     /// The session that was lost, and may be resumed.
     pub away: Option<u64>,
     /// Messages on their way to the lender, with their sessions.
-    pub told: VecDeque<(u64, Told)>,
+    pub messages: VecDeque<(u64, Message)>,
     /// Messages on their way back.
     pub said: VecDeque<(u64, Said)>,
     /// Requests on their way.
@@ -89,7 +89,7 @@ fn key(key: &WireKey) -> Key {
 impl Lender {
     /// Returns an empty lender that runs.
     pub fn running() -> Lender {
-        Lender { store: new_store(), owners: BTreeMap::new(), alive: true, remembered: VecDeque::new() }
+        Lender { store: new_store(), tenants: BTreeMap::new(), alive: true, remembered: VecDeque::new() }
     }
 
     /// Returns whether it runs.
@@ -102,13 +102,13 @@ impl Lender {
         self.alive = !self.alive;
         if self.alive {
             self.store = new_store();
-            self.owners.clear();
+            self.tenants.clear();
         }
     }
 
     /// Returns whether it has kept a session.
     pub fn has(&self, session: u64) -> bool {
-        self.alive && self.owners.contains_key(&session)
+        self.alive && self.tenants.contains_key(&session)
     }
 
     /// A borrower connects. Returns whether the lender accepts.
@@ -116,42 +116,42 @@ impl Lender {
         if !self.alive {
             return false;
         }
-        if !self.owners.contains_key(&session) {
-            let Some(owner) = self.store.add_owner() else { return false };
-            self.owners.insert(session, owner);
+        if !self.tenants.contains_key(&session) {
+            let Some(tenant) = self.store.add_tenant() else { return false };
+            self.tenants.insert(session, tenant);
         }
         true
     }
 
     /// The lender detects that a session has ended.
     pub fn leave(&mut self, session: u64) {
-        if let Some(owner) = self.owners.remove(&session) {
-            while !self.store.remove_owner(owner, 16) {}
+        if let Some(tenant) = self.tenants.remove(&session) {
+            while !self.store.remove_tenant(tenant, 16) {}
         }
     }
 
     /// Returns its sessions.
     pub fn sessions(&self) -> impl Iterator<Item = u64> {
-        self.owners.keys().copied()
+        self.tenants.keys().copied()
     }
 
     /// The next message on a main connection arrives.
-    pub fn receive(&mut self, link: &mut Link, weather: &Rates, random: &mut Rng) {
-        let Some((session, told)) = link.told.pop_front() else { return };
-        let Some(owner) = self.owners.get(&session).copied().filter(|_| self.alive) else { return };
-        match told {
-            Told::Drop(keys) => keys.iter().for_each(|wire_key| self.store.drop_page(owner, key(wire_key))),
-            Told::Put(request, batch) => {
+    pub fn receive(&mut self, link: &mut Link, rates: &Rates, random: &mut Rng) {
+        let Some((session, message)) = link.messages.pop_front() else { return };
+        let Some(tenant) = self.tenants.get(&session).copied().filter(|_| self.alive) else { return };
+        match message {
+            Message::Drop(keys) => keys.iter().for_each(|wire_key| self.store.drop_page(tenant, key(wire_key))),
+            Message::Put(request, batch) => {
                 let mut statuses = Vec::new();
                 for (item, page) in batch.items().iter().zip(batch.pages()) {
                     self.remember(item.key, item.checksum.get(), page);
                     // A byzantine lender claims to have pages that it has discarded.
-                    let lie = weather.lies(random);
-                    let stored = lie || self.store.put(owner, key(&item.key), item.checksum.get(), page);
+                    let lie = rates.lies(random);
+                    let stored = lie || self.store.put(tenant, key(&item.key), item.checksum.get(), page);
                     statuses.push(stored.into());
                 }
-                // The store is not told to mark pages reclaimable (`settle`). The seed decides
-                // which pages the kernel takes, so that every run is the same.
+                // The store is not told to mark pages reclaimable (`mark_reclaimable`). The seed
+                // decides which pages the kernel takes, so that every run is the same.
                 link.said.push_back((session, Said::PutReply(request, statuses)));
             }
         }
@@ -165,24 +165,27 @@ impl Lender {
     }
 
     /// Answers a request.
-    pub fn answer(&mut self, asked: &Asked, weather: &Rates, random: &mut Rng) -> Answer {
-        let mut answer = Answer { got: Vec::new(), pages: Vec::new(), cut: weather.cuts(random) };
-        let owner = self.owners.get(&asked.session).copied().filter(|_| self.alive);
+    pub fn answer(&mut self, asked: &Asked, rates: &Rates, random: &mut Rng) -> Answer {
+        let mut answer = Answer { got: Vec::new(), pages: Vec::new(), cut: rates.cuts(random) };
+        let tenant = self.tenants.get(&asked.session).copied().filter(|_| self.alive);
         for wire_key in &asked.keys {
             let mut bytes = Vec::new();
-            let mut got = match owner.map(|owner| self.store.get(owner, key(wire_key), asked.exclusive, &mut bytes)) {
-                None | Some(store::Got::Miss) => PageResult::Miss,
-                Some(store::Got::Page { checksum } | store::Got::Zero { checksum }) => PageResult::Page { checksum },
+            let mut got = match tenant.map(|tenant| self.store.get(tenant, key(wire_key), asked.exclusive, &mut bytes))
+            {
+                None | Some(store::GetResult::Miss) => PageResult::Miss,
+                Some(store::GetResult::Page { checksum } | store::GetResult::Zero { checksum }) => {
+                    PageResult::Page { checksum }
+                }
             };
             // A miss or a page of zeros has no bytes.
             let mut page = bytes.first_chunk().copied().unwrap_or([0; PAGE_SIZE]);
-            if weather.lies(random) {
+            if rates.lies(random) {
                 got = self.lie(wire_key, got, &mut page, random);
             }
             answer.got.push(got);
             answer.pages.push(page);
         }
-        if owner.is_none() {
+        if tenant.is_none() {
             answer.cut = true;
         }
         answer
@@ -212,12 +215,12 @@ impl Lender {
 
     /// The kernel takes a page, silently; or memory becomes scarce; or the lender checks which
     /// pages are gone.
-    pub fn squeeze(&mut self, random: &mut Rng) {
+    pub fn apply_memory_pressure(&mut self, random: &mut Rng) {
         match random.u32(0..6) {
             0 => drop(self.store.scan(0..u32::MAX)),
             1 => {
                 self.store.shrink(random.usize(1..8));
-                self.store.set_headroom_pages(random.u64(0..CAPACITY_PAGES.into()));
+                self.store.set_available_pages(random.u64(0..CAPACITY_PAGES.into()));
             }
             _ => {
                 let used = self.store.used_slots();
@@ -230,9 +233,9 @@ impl Lender {
 
     /// Reports to a session its lost pages.
     pub fn notify(&mut self, session: u64, link: &mut Link) {
-        let Some(owner) = self.owners.get(&session).copied() else { return };
+        let Some(tenant) = self.tenants.get(&session).copied() else { return };
         let mut keys = Vec::new();
-        self.store.take_notices(owner, 16, &mut keys);
+        self.store.take_notices(tenant, 16, &mut keys);
         if !keys.is_empty() {
             let keys = keys.iter().map(|lost| WireKey::new(lost.id, lost.version)).collect();
             link.said.push_back((session, Said::Lost(keys)));
@@ -242,6 +245,6 @@ impl Lender {
 
 fn new_store() -> Store {
     let mut store = Store::new(CAPACITY_PAGES).expect("a small mapping");
-    store.set_headroom_pages(CAPACITY_PAGES.into());
+    store.set_available_pages(CAPACITY_PAGES.into());
     store
 }

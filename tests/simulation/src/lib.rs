@@ -1,7 +1,7 @@
 //! Whole pools on the real logic of borrowers and lenders, in one thread, in virtual time, from one
 //! seed.
 //!
-//! Each machine reads and changes its files. Meanwhile pages are evicted at any moment, and lenders
+//! Each node reads and changes its files. Meanwhile pages are evicted at any moment, and lenders
 //! die and come back, forget, and lie. Connections break in mid-message, the event ring overflows,
 //! files are changed externally, and daemons are killed and replaced. An oracle decides which
 //! values each read may return. The logic is the real one ([`mod@borrower::core`],
@@ -13,25 +13,25 @@
 #[cfg(not(debug_assertions))]
 compile_error!("the simulation needs debug assertions: build it without `--release`, or run `make simulate`");
 
-mod beside;
+mod batch;
 mod changing;
 mod context;
+mod external;
 mod file;
 mod guest;
 mod kind;
 mod lending;
-mod machine;
+mod node;
 mod opening;
 mod oracle;
 mod rates;
 mod reading;
-mod together;
 
 use context::Context;
-pub use context::Tally;
+pub use context::Statistics;
 use fastrand::Rng;
 use lending::Lender;
-use machine::Machine;
+use node::Node;
 pub use rates::Rates;
 
 /// The number of lines of the trace that are printed for a failed run.
@@ -47,7 +47,7 @@ pub struct Failure {
     /// The wrong value that was read.
     pub what: String,
     /// How often what happens in it.
-    pub weather: Rates,
+    pub rates: Rates,
     /// The last things that happened before.
     pub trace: Vec<String>,
 }
@@ -56,13 +56,13 @@ pub struct Failure {
 ///
 /// # Errors
 /// If a read returned a wrong value.
-pub fn run(seed: u64, steps: u64) -> Result<Tally, Box<Failure>> {
+pub fn run(seed: u64, steps: u64) -> Result<Statistics, Box<Failure>> {
     attempt(seed, steps, false).map_err(|_| match attempt(seed, steps, true) {
         Err(failure) => failure,
         Ok(_) => Box::new(Failure {
             seed,
             step: 0,
-            weather: Context::new(Rng::with_seed(seed), false).weather,
+            rates: Context::new(Rng::with_seed(seed), false).rates,
             what: "the run went wrong, but well when it was repeated: something does not depend on the seed alone"
                 .to_owned(),
             trace: Vec::new(),
@@ -70,50 +70,50 @@ pub fn run(seed: u64, steps: u64) -> Result<Tally, Box<Failure>> {
     })
 }
 
-fn attempt(seed: u64, steps: u64, trace: bool) -> Result<Tally, Box<Failure>> {
+fn attempt(seed: u64, steps: u64, trace: bool) -> Result<Statistics, Box<Failure>> {
     let mut context = Context::new(Rng::with_seed(seed), trace);
-    let (lender_count, machine_count) = (context.weather.lenders, context.weather.machines);
+    let (lender_count, node_count) = (context.rates.lenders, context.rates.nodes);
     let mut lenders: Vec<Lender> = (0..lender_count).map(|_| Lender::running()).collect();
-    let mut machines: Vec<Machine> = (0..machine_count).map(|_| Machine::new(&mut context, lender_count)).collect();
+    let mut nodes: Vec<Node> = (0..node_count).map(|_| Node::new(&mut context, lender_count)).collect();
     for step in 0..steps {
         context.now += 1;
-        context.tally.steps += 1;
-        let machine = context.random.usize(0..machines.len());
-        context.machine = machine;
-        let stepped = machines[machine].step(&mut context, &mut lenders);
+        context.statistics.steps += 1;
+        let node = context.random.usize(0..nodes.len());
+        context.node = node;
+        let stepped = nodes[node].step(&mut context, &mut lenders);
         if let Err(wrong) = stepped {
             let trace = context.trace.take().unwrap_or_default();
             let from = trace.len().saturating_sub(TRACE_LINES);
-            let (what, trace, weather) = (wrong.0, trace[from..].to_vec(), context.weather);
-            return Err(Box::new(Failure { seed, step, what, weather, trace }));
+            let (what, trace, rates) = (wrong.0, trace[from..].to_vec(), context.rates);
+            return Err(Box::new(Failure { seed, step, what, rates, trace }));
         }
-        trouble(&mut context, &mut machines, &mut lenders);
+        trouble(&mut context, &mut nodes, &mut lenders);
     }
-    for machine in &machines {
-        context.tally.lent += machine.core.metrics.lender_pages.get();
+    for node in &nodes {
+        context.statistics.lent += node.core.metrics.lender_pages.get();
     }
-    Ok(context.tally)
+    Ok(context.statistics)
 }
 
 /// An event that hits lenders and daemons.
-fn trouble(context: &mut Context, machines: &mut [Machine], lenders: &mut [Lender]) {
+fn trouble(context: &mut Context, nodes: &mut [Node], lenders: &mut [Lender]) {
     let draw = context.random.u32(0..10_000);
-    let weather = &context.weather;
-    let (crashes, kills) = (weather.crashes, weather.kills);
+    let rates = &context.rates;
+    let (crashes, kills) = (rates.crashes, rates.kills);
     if draw < crashes {
         let lender = context.random.usize(0..lenders.len());
         lenders[lender].toggle();
         context.note(|| format!("lender {lender} runs: {}", lenders[lender].is_alive()));
     } else if draw < crashes + kills {
-        let machine = context.random.usize(0..machines.len());
-        machines[machine].kill(context);
+        let node = context.random.usize(0..nodes.len());
+        nodes[node].kill(context);
     } else if draw < crashes + kills + 100 {
         let lender = context.random.usize(0..lenders.len());
-        lenders[lender].squeeze(&mut context.random);
+        lenders[lender].apply_memory_pressure(&mut context.random);
     } else if draw < crashes + kills + 150 {
         // A lender detects which sessions have ended.
         let lender = context.random.usize(0..lenders.len());
-        let over = |session: &u64| !machines.iter().any(|machine| machine.links[lender].session == Some(*session));
+        let over = |session: &u64| !nodes.iter().any(|node| node.links[lender].session == Some(*session));
         let sessions: Vec<u64> = lenders[lender].sessions().filter(over).collect();
         sessions.into_iter().for_each(|session| lenders[lender].leave(session));
     }

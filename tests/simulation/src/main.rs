@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, bail};
 use borrower::catalog::rules::{Rule, break_rule};
 use clap::Parser;
-use simulation::Tally;
+use simulation::Statistics;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -55,21 +55,21 @@ fn main() -> Result<()> {
 fn run(options: &Options) -> Result<()> {
     let began = Instant::now();
     let first = options.seed.unwrap_or_else(|| fastrand::u64(..1 << 48));
-    let mut tally = Tally::default();
+    let mut statistics = Statistics::default();
     let mut runs = 0;
     let mut said = began;
     loop {
         let seed = first + runs;
         match simulation::run(seed, options.steps) {
-            Ok(of_run) => tally += of_run,
+            Ok(of_run) => statistics += of_run,
             Err(failure) => {
                 failure.trace.iter().for_each(|line| println!("{line}"));
-                println!("{:?}", failure.weather);
+                println!("{:?}", failure.rates);
                 bail!(
                     "{} at step {}, after {} steps of other runs; to see it again: make simulate SEED={} STEPS={}",
                     failure.what,
                     failure.step,
-                    tally.steps,
+                    statistics.steps,
                     failure.seed,
                     options.steps
                 );
@@ -83,22 +83,22 @@ fn run(options: &Options) -> Result<()> {
             let seconds = began.elapsed().as_secs_f64();
             println!(
                 "seeds {first}..{}: {} steps ({:.1} million a minute), {} reads, {} READs in batches, {} pages compared, {} changes, {} evictions ({} without bytes), \
-                 {} pages from lenders, {} from guests, {} changes beside, {} lenders lost ({} resumed), {} daemons killed; no wrong byte",
+                 {} pages from lenders, {} from guests, {} external changes, {} lenders lost ({} resumed), {} daemons killed; no wrong byte",
                 first + runs,
-                tally.steps,
-                tally.steps as f64 / seconds * 60.0 / 1e6,
-                tally.reads,
-                tally.batched,
-                tally.pages,
-                tally.changes,
-                tally.evictions,
-                tally.omitted,
-                tally.lent,
-                tally.demoted,
-                tally.beside,
-                tally.losses,
-                tally.resumed,
-                tally.kills,
+                statistics.steps,
+                statistics.steps as f64 / seconds * 60.0 / 1e6,
+                statistics.reads,
+                statistics.batched,
+                statistics.pages,
+                statistics.changes,
+                statistics.evictions,
+                statistics.omitted,
+                statistics.lent,
+                statistics.demoted,
+                statistics.external_changes,
+                statistics.losses,
+                statistics.resumed,
+                statistics.kills,
             );
         }
         if over {

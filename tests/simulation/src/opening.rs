@@ -3,7 +3,7 @@
 
 use crate::context::Context;
 use crate::file::{Invalidation, UNIT_BYTES, UNITS};
-use crate::machine::{Doing, Machine, Task};
+use crate::node::{Doing, Node, Task};
 use crate::oracle::Time;
 use borrower::Writers;
 
@@ -14,7 +14,7 @@ pub struct Opening {
     /// The daemon that has answered it is dead.
     orphaned: bool,
     /// When the kernel was last told the size, or when the daemon was killed, if that was later.
-    told: Time,
+    size_sent: Time,
     /// The backing file's size in units, before the daemon made the kernel drop its pages in order
     /// to move the end.
     dropped_at: Option<usize>,
@@ -56,7 +56,7 @@ impl Opening {
     /// The daemon has died: the kernel sends the unanswered request again.
     pub fn send_again(&mut self, now: Time) {
         self.orphaned = true;
-        self.told = now;
+        self.size_sent = now;
         self.dropped_at = None;
         match self.stage {
             Stage::Attributes { .. } => self.stage = Stage::Ask,
@@ -73,7 +73,7 @@ impl Delivering {
     }
 }
 
-impl Machine {
+impl Node {
     /// Drops the page `next` and returns the page after it; None after the last. Waits for a page
     /// that is locked or under writeback. Dirty pages stay (they would be written back first).
     pub fn drop_page(&mut self, file: usize, next: usize, end: usize) -> Option<usize> {
@@ -106,24 +106,24 @@ impl Machine {
             _ => None,
         };
         if matches!(open.stage, Stage::Drop { .. } | Stage::DropAll { .. } | Stage::DropOlder { .. })
-            && context.random.u32(0..1000) < context.weather.slow_drops
+            && context.random.u32(0..1000) < context.rates.slow_drops
         {
             return false;
         }
-        if unseen.is_some_and(|page| self.is_filled(task.file, page, open.told)) {
+        if unseen.is_some_and(|page| self.is_filled(task.file, page, open.size_sent)) {
             return false;
         }
         let file = &mut self.files[task.file];
         let Some(inode) = &mut file.inode else { return true };
         match open.stage {
             Stage::Ask => {
-                let (size, version) = (file.below.size, inode.size_version);
-                open.told = context.now;
+                let (size, version) = (file.backing.size, inode.size_version);
+                open.size_sent = context.now;
                 if file.changing.is_none() {
-                    let stamp = file.below.stamp();
+                    let stamp = file.backing.stamp();
                     self.core.observe(&inode.file, inode.file.moment(), stamp, Writers::Unasked);
                 }
-                inode.file.tell_size(file.below.stamp().size_bytes);
+                inode.file.tell_size(file.backing.stamp().size_bytes);
                 context.note(|| format!("file {} asked for its size: {size}", task.file));
                 open.stage = Stage::Attributes { size, version };
             }
@@ -159,12 +159,12 @@ impl Machine {
                 if file.changing.is_some() {
                     return false;
                 }
-                let (moment, stamp) = (inode.file.moment(), file.below.stamp());
+                let (moment, stamp) = (inode.file.moment(), file.backing.stamp());
                 let known = inode.file.clone();
-                self.core.observe(&known, moment, stamp, Machine::writers(context, file));
+                self.core.observe(&known, moment, stamp, Node::writers(context, file));
                 open.orphaned = false;
                 if known.end_is_unsure() {
-                    let size = file.below.size;
+                    let size = file.backing.size;
                     let Some(before) = open.dropped_at.take() else {
                         context.note(|| format!("file {} opened: has it grown?", task.file));
                         known.drop_begins();
@@ -183,7 +183,7 @@ impl Machine {
                 }
                 let Some(number) = known.kernel_stale() else {
                     context.note(|| format!("file {} opened, cache kept", task.file));
-                    file.truth.open(task.began);
+                    file.oracle.open(task.began);
                     return true;
                 };
                 context.note(|| format!("file {} opened, cache not kept", task.file));
@@ -206,7 +206,7 @@ impl Machine {
             Stage::DropAll { next } => match self.drop_page(task.file, next, usize::MAX) {
                 Some(next) => open.stage = Stage::DropAll { next },
                 None => {
-                    self.files[task.file].truth.open(task.began);
+                    self.files[task.file].oracle.open(task.began);
                     open.stage = Stage::Unused;
                 }
             },
@@ -232,7 +232,7 @@ impl Machine {
         }
         let file = &mut self.files[task.file];
         file.invalidating = false;
-        file.truth.expire(delivering.since, context.now);
+        file.oracle.expire(delivering.since, context.now);
         if let Some(inode) = &file.inode {
             inode.file.drop_ended();
             if let Some(number) = delivering.what.number {

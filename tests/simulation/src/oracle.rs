@@ -17,7 +17,7 @@ enum Why {
     Until(Time),
     /// The value was right until an external change at that time. A program that has not opened the
     /// file since may still read it.
-    Beside(Time),
+    External(Time),
     /// The change with this number is in progress.
     Pending(u64),
     /// The kernel may return the value until it has executed the drop that the daemon requested at
@@ -66,7 +66,7 @@ impl Oracle {
                 *other == value
                     && match why {
                         Why::Until(time) => *time >= from,
-                        Why::Beside(time) => *time >= opened,
+                        Why::External(time) => *time >= opened,
                         Why::Pending(_) | Why::Lingering(_) => true,
                     }
             })
@@ -83,9 +83,9 @@ impl Oracle {
     }
 
     /// An external writer changed the unit.
-    pub fn beside(&mut self, unit: usize, value: u64, now: Time) {
+    pub fn external(&mut self, unit: usize, value: u64, now: Time) {
         let old = self.units[unit].current;
-        self.replace(unit, value, Why::Beside(now));
+        self.replace(unit, value, Why::External(now));
         if value == EOF || old == EOF {
             // Until the file is opened, the kernel may use the one size and cache the zeros of the
             // other.
@@ -96,7 +96,7 @@ impl Oracle {
     /// The kernel's page holds this value, and may return it until the file is opened after an
     /// external change.
     pub fn outlast(&mut self, unit: usize, value: u64, now: Time) {
-        self.units[unit].others.push((value, Why::Beside(now)));
+        self.units[unit].others.push((value, Why::External(now)));
     }
 
     /// A change begins that may give the unit this value.
@@ -113,13 +113,13 @@ impl Oracle {
     /// The change has ended, and this is the unit's value. With `lingering`, the kernel may still
     /// return the old value until it has dropped its pages. A change of the unit itself (`fresh`),
     /// not only of the end, has put its bytes into the kernel's page.
-    pub fn settle(&mut self, change: u64, unit: usize, value: u64, now: Time, lingering: bool, fresh: bool) {
+    pub fn resolve(&mut self, change: u64, unit: usize, value: u64, now: Time, lingering: bool, fresh: bool) {
         for (_, why) in &mut self.units[unit].others {
             match why {
                 Why::Pending(of) if *of == change => *why = Why::Until(now),
                 // A program that has changed the unit through the mount must not read an older
                 // value any more.
-                Why::Beside(_) if fresh => *why = Why::Until(now),
+                Why::External(_) if fresh => *why = Why::Until(now),
                 _ => {}
             }
         }
@@ -171,7 +171,7 @@ impl Oracle {
         for unit in &mut self.units {
             unit.others.retain(|(_, why)| match why {
                 Why::Until(time) => *time >= oldest,
-                Why::Beside(time) => *time >= opened.min(self.opened),
+                Why::External(time) => *time >= opened.min(self.opened),
                 Why::Pending(_) | Why::Lingering(_) => true,
             });
         }

@@ -29,7 +29,7 @@ pub struct Rates {
     /// Opens.
     pub opens: u32,
     /// External changes.
-    pub beside: u32,
+    pub external_changes: u32,
     /// Of 1,000 external writes: those that are slow.
     pub slow_writes: u32,
     /// Of 1,000 opens: those for which an external writer cannot be excluded.
@@ -67,22 +67,22 @@ pub struct Rates {
     pub writeback: Writeback,
     /// A new file may have the same inode number and generation as an old one.
     pub twins: bool,
-    /// The machines have guests, and no lenders.
+    /// The nodes have guests, and no lenders.
     pub guests: bool,
-    /// The number of machines.
-    pub machines: usize,
-    /// The number of lenders, which all machines share.
+    /// The number of nodes.
+    pub nodes: usize,
+    /// The number of lenders, which all nodes share.
     pub lenders: usize,
-    /// The number of files of a machine.
+    /// The number of files of a node.
     pub files: usize,
-    /// The maximum number of operations in progress on a machine.
+    /// The maximum number of operations in progress on a node.
     pub tasks_max: usize,
     /// The number of pages of a file.
     pub file_pages: u64,
 }
 
 impl Rates {
-    /// Draws the rates. A third of the draws is calm: one machine with one small file, and no
+    /// Draws the rates. A third of the draws is calm: one node with one small file, and no
     /// failures. Several rules matter only if some steps follow each other on the same page, which
     /// failures and takeovers mostly interrupt. If a rule is broken, the rates are those at which
     /// it matters most.
@@ -97,9 +97,9 @@ impl Rates {
 
     fn calm(self) -> Rates {
         let file_pages = self.file_pages.min(3);
-        let (machines, files, guests) = (1, 1, false);
+        let (nodes, files, guests) = (1, 1, false);
         let (crashes, losses, kills, forgets, lies, cuts) = (0, 0, 0, 0, 0, 0);
-        Rates { machines, files, guests, crashes, losses, kills, forgets, lies, cuts, file_pages, ..self }
+        Rates { nodes, files, guests, crashes, losses, kills, forgets, lies, cuts, file_pages, ..self }
     }
 
     /// The rates for a broken rule that other rates show only after some hundred million steps.
@@ -109,7 +109,7 @@ impl Rates {
             // The daemon is killed while its lenders keep what they have.
             Rule::TakenOver => {
                 let kills = self.kills.max(15);
-                Rates { machines: 1, guests: false, crashes: 0, losses: 0, lost_events: 0, kills, ..self }
+                Rates { nodes: 1, guests: false, crashes: 0, losses: 0, lost_events: 0, kills, ..self }
             }
             // Changes take long, so that READs meet them.
             Rule::Wait => Rates { stalls: self.stalls.max(800), writes: self.writes.max(200), ..self.calm() },
@@ -132,7 +132,7 @@ impl Rates {
                 stores: 200,
                 others: 0,
                 drops: 0,
-                beside: 0,
+                external_changes: 0,
                 slow_drops: self.slow_drops.max(500),
                 writeback: Writeback::Temporary,
                 ..self.calm()
@@ -150,7 +150,7 @@ impl Rates {
             others: some(70, 200),
             attributes: some(30, 100),
             opens: some(85, 200),
-            beside: some(50, 80),
+            external_changes: some(50, 80),
             slow_writes: some(70, 1000),
             unknown_writers: some(30, 500),
             drops: some(40, 80),
@@ -166,7 +166,7 @@ impl Rates {
             lost_events: some(50, 300),
             consumption: some(100, 40),
             guests: some(20, 1) == 1,
-            machines: some(35, 2) as usize + 1,
+            nodes: some(35, 2) as usize + 1,
             lenders: some(50, 2) as usize + 1,
             files: some(40, 1) as usize + 1,
             evictions: some(100, 300).max(40),

@@ -2,11 +2,11 @@
 //! [`ReadState`] answers the READ, alone or in a real
 //! [`ReadBatch`](borrower::read::batch::ReadBatch) with others.
 
+use crate::batch::SentRequest;
 use crate::context::Context;
 use crate::file::{Cached, UNIT_BYTES, UNITS, decode};
-use crate::machine::{Machine, Task, Wrong};
+use crate::node::{Node, Task, Wrong};
 use crate::oracle::EOF;
-use crate::together::Asking;
 use borrower::read::state::{Event, RacedRead, ReadState, Response, Step};
 use page::{PAGE_SIZE, PageRange};
 
@@ -27,7 +27,7 @@ pub(crate) struct Request {
     /// No work was done for it yet.
     pub(crate) is_queued: bool,
     /// The request to a lender for this READ alone.
-    asking: Option<Asking>,
+    sent: Option<SentRequest>,
     /// The batch of the READ, and its number there.
     pub(crate) batch: Option<(u64, usize)>,
     size_version: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Request {
 impl Request {
     fn queue(&mut self) {
         self.is_queued = true;
-        (self.asking, self.batch) = (None, None);
+        (self.sent, self.batch) = (None, None);
         self.reading = ReadState::default();
         self.reading.start(self.unique, self.offset(), self.buf.len());
     }
@@ -76,7 +76,7 @@ impl Read {
     }
 }
 
-impl Machine {
+impl Node {
     /// Does one step of a read. Returns true when it has ended.
     pub fn advance_read(&mut self, context: &mut Context, task: &Task, read: &mut Read) -> Result<bool, Wrong> {
         let Some(request) = &mut read.request else { return self.walk(context, task, read) };
@@ -86,7 +86,7 @@ impl Machine {
                 if len > 0 && request.first * UNITS + len / UNIT_BYTES as usize > request.size_max {
                     return Err(Wrong(format!(
                         "machine {}, file {}: READ {} was answered behind the end",
-                        context.machine, task.file, request.unique
+                        context.node, task.file, request.unique
                     )));
                 }
                 self.answer_read(task.file, request, len);
@@ -144,7 +144,7 @@ impl Machine {
                         reading: ReadState::default(),
                         buf: vec![0xee; (end - page) * PAGE_SIZE],
                         is_queued: true,
-                        asking: None,
+                        sent: None,
                         batch: None,
                         size_version: inode.size_version,
                         size_max: 0,
@@ -157,17 +157,17 @@ impl Machine {
             let is_torn = inode.pages[page].is_some_and(|cached| cached.is_torn);
             for at in 0..UNITS {
                 let (unit, value) = (page * UNITS + at, inode.seen(page, at));
-                if !is_torn && !file.truth.accepts(unit, value, task.began, task.opened) {
+                if !is_torn && !file.oracle.accepts(unit, value, task.began, task.opened) {
                     let value = if value == EOF { "the end of the file".to_owned() } else { value.to_string() };
                     return Err(Wrong(format!(
                         "machine {}, file {}: unit {unit} (page {page}) was read as {value}; {}",
-                        context.machine,
+                        context.node,
                         task.file,
-                        file.truth.explain(unit)
+                        file.oracle.explain(unit)
                     )));
                 }
             }
-            context.tally.pages += 1;
+            context.statistics.pages += 1;
             read.next += 1;
         }
         Ok(true)
@@ -175,7 +175,7 @@ impl Machine {
 
     fn advance_request(&mut self, context: &mut Context, at: usize, request: &mut Request) -> Progress {
         let file = &self.files[at];
-        request.size_max = request.size_max.max(file.below.size);
+        request.size_max = request.size_max.max(file.backing.size);
         let Some(known) = file.inode.as_ref().map(|inode| inode.file.clone()) else { return Progress::Failed };
         if request.batch.is_some() {
             self.advance_batch(context, request);
@@ -189,17 +189,17 @@ impl Machine {
         let offset = request.offset();
         let (reading, buf) = (&mut request.reading, &mut request.buf);
         let mut got = Vec::new();
-        let mut fails = || context.weather.fails(&mut context.random);
+        let mut fails = || context.rates.fails(&mut context.random);
         let event = match reading.step(&self.core, &known, Event::Go, buf) {
             Step::Begin => Event::Begin { state: known.lock(), positions, waits: true },
             Step::Fill => Event::Fill,
             Step::Ask(lender) => {
-                request.asking = self.ask(context, lender, reading.request().to_vec());
-                if request.asking.is_some() { Event::Asked } else { Event::Responded(Response::NotAsked) }
+                request.sent = self.ask(context, lender, reading.request().to_vec());
+                if request.sent.is_some() { Event::Asked } else { Event::Responded(Response::NotAsked) }
             }
             Step::Receive => {
-                let Some(asking) = &mut request.asking else { unreachable!("the request was sent") };
-                match self.receive(context, asking, reading.unanswered(), &mut got, buf) {
+                let Some(sent) = &mut request.sent else { unreachable!("the request was sent") };
+                match self.receive(context, sent, reading.unanswered(), &mut got, buf) {
                     Some(Response::Late(_)) => {
                         Event::Responded(Response::Late(self.race(context, at, offset, buf.len())))
                     }
@@ -210,16 +210,16 @@ impl Machine {
             Step::ReadBacking(_) | Step::Look if fails() => Event::BackingFailed,
             Step::ReadBacking(part) => {
                 let start = offset + part.start as u64;
-                Event::Read(self.files[at].below.read_at(&mut buf[part], start))
+                Event::Read(self.files[at].backing.read_at(&mut buf[part], start))
             }
-            Step::Look => Event::Looked(self.files[at].below.stamp()),
+            Step::Look => Event::Looked(self.files[at].backing.stamp()),
             Step::End => Event::End,
             Step::Done(len) => return Progress::Answered(len),
             Step::Failed => return Progress::Failed,
             Step::Wait(_) | Step::ReadBackingLocked(_) => unreachable!("they follow the beginning only"),
         };
         if let Step::ReadBackingLocked(state) = reading.step(&self.core, &known, event, buf) {
-            let read = self.files[at].below.read_at(buf, offset);
+            let read = self.files[at].backing.read_at(buf, offset);
             reading.step(&self.core, &known, Event::ReadLocked(state, read), buf);
         }
         Progress::UnderWay
@@ -235,7 +235,7 @@ impl Machine {
         let first = context.random.usize(0..pages);
         let span = first * PAGE_SIZE..context.random.usize(first + 1..=pages) * PAGE_SIZE;
         let mut read = vec![0; span.len()];
-        let len = self.files[at].below.read_at(&mut read, offset + span.start as u64);
+        let len = self.files[at].backing.read_at(&mut read, offset + span.start as u64);
         read.truncate(len);
         Some(RacedRead { span, read })
     }

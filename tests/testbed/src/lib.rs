@@ -4,9 +4,9 @@
 //!   It works with cgroup v1, v2, and a machine that mixes both.
 //! - [`Process`]: a child that is in its groups before its program starts, and that ends with its
 //!   guard.
-//! - [`Servant`]: the own program once more as a worker process, which takes orders and is
+//! - [`WorkerProcess`]: the own program once more as a worker process, which takes orders and is
 //!   measured.
-//! - [`Squeeze`]: a child that allocates memory and holds it.
+//! - [`MemoryHog`]: a child that allocates memory and holds it.
 //! - [`Stalls`]: how long threads of processes waited for a processor.
 //! - [`Puma`]: the real command, with daemons that are ready and mounts that end with their guard.
 //! - [`Relay`]: forwards TCP connections with a delay.
@@ -35,6 +35,7 @@ mod group;
 mod late;
 mod lease;
 mod left_behind;
+mod memory_hog;
 mod mounts;
 mod process;
 mod pumapool;
@@ -42,10 +43,9 @@ mod ram_disk;
 mod relay;
 mod resident;
 mod scratch;
-mod servant;
-mod squeeze;
 mod stall;
 mod wait;
+mod worker_process;
 
 pub use cgroup::Version;
 pub use disk::{BlockDevice, ReadAhead, SlowDisk};
@@ -56,16 +56,16 @@ pub use group::{Group, MemoryUse};
 pub use late::LateMemory;
 pub use lease::Lease;
 pub use left_behind::left_behind;
+pub use memory_hog::MemoryHog;
 pub use process::{Line, Process, sibling_binary};
 pub use pumapool::{Puma, PumaMount, ask_daemon, tail};
 pub use ram_disk::{FileSystem, RamDisk, run_program};
 pub use relay::Relay;
 pub use resident::cached_pages;
 pub use scratch::Scratch;
-pub use servant::{Servant, answer, hold_program, next_order};
-pub use squeeze::Squeeze;
 pub use stall::{Stall, Stalls};
 pub use wait::{Done, answers, wait_until, wait_until_aged, wait_until_ok};
+pub use worker_process::{WorkerProcess, answer, hold_program, next_order};
 
 use std::fmt::Display;
 use std::io::{self, Write};

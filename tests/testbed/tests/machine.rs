@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use testbed::{Group, Line, Process, Scratch, SlowDisk, Squeeze, skip};
+use testbed::{Group, Line, MemoryHog, Process, Scratch, SlowDisk, skip};
 
 /// No groups.
 const NONE: [PathBuf; 0] = [];
@@ -115,10 +115,10 @@ fn a_slow_disk_is_slow_for_its_groups_until_told_otherwise() {
 fn a_squeeze_holds_its_memory_and_gives_it_back() {
     let test = "squeeze";
     let Some(group) = limited(test, 64 * MIB) else { return };
-    let squeeze = Squeeze::start(32 * MIB, &[&group]).unwrap();
-    squeeze.wait_until_held(LIMIT).unwrap();
+    let memory_hog = MemoryHog::start(32 * MIB, &[&group]).unwrap();
+    memory_hog.wait_until_held(LIMIT).unwrap();
     assert!(group.memory_use().unwrap().total_bytes >= 32 * MIB);
-    drop(squeeze);
+    drop(memory_hog);
     let empty = testbed::wait_until(LIMIT, || group.memory_use().unwrap().total_bytes < 8 * MIB);
     assert!(empty, "{:?}", group.memory_use());
 }
@@ -126,8 +126,8 @@ fn a_squeeze_holds_its_memory_and_gives_it_back() {
 #[test]
 fn a_squeeze_over_the_limit_is_an_error() {
     let Some(group) = limited("squeeze-over", 16 * MIB) else { return };
-    let squeeze = Squeeze::start(64 * MIB, &[&group]).unwrap();
-    let error = squeeze.wait_until_held(LIMIT);
+    let memory_hog = MemoryHog::start(64 * MIB, &[&group]).unwrap();
+    let error = memory_hog.wait_until_held(LIMIT);
     // With swap, the child may get its memory nevertheless.
     let swap = fs::read_to_string("/proc/swaps").unwrap().lines().count() > 1;
     assert!(swap || error.is_err());

@@ -30,7 +30,7 @@ use std::io;
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use sync::polling::Patience;
+use sync::spinning::AdaptiveSpin;
 use sync::{Condvar, Mutex};
 use wire::ITEMS_MAX;
 
@@ -73,7 +73,7 @@ pub(crate) struct Link {
     idle: Condvar,
     seen: Mutex<Seen>,
     get_latencies: Mutex<LatenciesBySize>,
-    pub(crate) patience: Patience,
+    pub(crate) patience: AdaptiveSpin,
     pub(crate) counters: Counters,
 }
 
@@ -148,7 +148,7 @@ impl Link {
                 problem: "not reached yet".to_owned(),
             }),
             get_latencies: Mutex::default(),
-            patience: Patience::default(),
+            patience: AdaptiveSpin::default(),
             counters: Counters::default(),
         })
     }

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use sync::polling::POLL_MAX;
+use sync::spinning::SPIN_MAX;
 use wire::WireKey;
 
 /// The number of pages of a message. They are copied, sent and verified in some tens of
@@ -228,7 +228,7 @@ fn wait<B: BackingFile>(
         return Ok(None);
     }
     if worker.has_time() {
-        let (begun, limit) = (Instant::now(), POLL_MAX.min(late));
+        let (begun, limit) = (Instant::now(), SPIN_MAX.min(late));
         let found = borrower.polling.poll(&link.patience, limit, || connection.look()).transpose()?;
         // After spinning in vain the response may come just now.
         if found.is_some() || connection.wait(limit.saturating_sub(begun.elapsed()))? {

@@ -63,10 +63,10 @@ impl Index {
         Some(Index { buckets, slot_mask: u32::MAX.checked_shr(slots.leading_zeros()).unwrap_or(0), keys })
     }
 
-    fn place(&self, owner: u8, id: PageId) -> Place {
+    fn place(&self, tenant: u8, id: PageId) -> Place {
         let [first, second, third] = self.keys;
         let name = u64::from(id.file.0) << u32::BITS | u64::from(id.index);
-        let hash = fold(fold(name ^ first, second) ^ u64::from(owner), third);
+        let hash = fold(fold(name ^ first, second) ^ u64::from(tenant), third);
         // Maps each half evenly to any number of buckets, without a division.
         let bucket = |half: u64| ((half * self.buckets.len() as u64) >> u32::BITS) as usize;
         let buckets = [bucket(hash >> u32::BITS), bucket(hash & u64::from(u32::MAX))];
@@ -87,14 +87,14 @@ impl Index {
     pub fn read_ahead(
         &self,
         records: &[Record],
-        owner: u8,
+        tenant: u8,
         ids: impl Iterator<Item = PageId>,
         mut tell: impl FnMut(u32),
     ) {
         let mut places = [Place::default(); AHEAD_PAGES];
         let (mut count, mut sum) = (0, 0);
         for (place, id) in places.iter_mut().zip(ids) {
-            *place = self.place(owner, id);
+            *place = self.place(tenant, id);
             let buckets = place.buckets.map(|bucket| self.buckets[bucket].0);
             sum ^= buckets[0][0] ^ buckets[0][BUCKET_ENTRIES - 1] ^ buckets[1][0] ^ buckets[1][BUCKET_ENTRIES - 1];
             count += 1;
@@ -107,13 +107,13 @@ impl Index {
         std::hint::black_box(sum);
     }
 
-    /// The slot of an owner's page.
-    pub fn find(&self, records: &[Record], owner: u8, id: PageId) -> Option<u32> {
+    /// The slot of a tenant's page.
+    pub fn find(&self, records: &[Record], tenant: u8, id: PageId) -> Option<u32> {
         let is_it = |slot: &u32| {
             let record = &records[*slot as usize];
-            record.owner() == owner && record.id() == id
+            record.tenant() == tenant && record.id() == id
         };
-        self.candidates(self.place(owner, id)).find(is_it)
+        self.candidates(self.place(tenant, id)).find(is_it)
     }
 
     /// Adds a slot whose record is filled in, and whose page is not in the index. Returns false if
@@ -142,7 +142,7 @@ impl Index {
 
     fn place_of(&self, records: &[Record], slot: u32) -> Place {
         let record = &records[slot as usize];
-        self.place(record.owner(), record.id())
+        self.place(record.tenant(), record.id())
     }
 
     /// Returns false if the bucket is full.

@@ -10,12 +10,12 @@ use zerocopy::FromZeros;
 /// No slot: end of a list.
 pub const NONE: u32 = u32::MAX;
 
-/// The maximum number of owners: the tag has bits for these.
-pub const OWNERS_MAX: usize = 1 << OWNER_BITS;
+/// The maximum number of tenants: the tag has bits for these.
+pub const TENANTS_MAX: usize = 1 << TENANT_BITS;
 
-const OWNER_BITS: u32 = 8;
-const OWNER_SHIFT: u32 = Version::BITS;
-const STATE_SHIFT: u32 = OWNER_SHIFT + OWNER_BITS;
+const TENANT_BITS: u32 = 8;
+const TENANT_SHIFT: u32 = Version::BITS;
+const STATE_SHIFT: u32 = TENANT_SHIFT + TENANT_BITS;
 const STATE_BITS: u32 = 3;
 const TAG_BYTES: usize = 7;
 
@@ -23,9 +23,9 @@ const TAG_BYTES: usize = 7;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Unused, and without memory.
-    Cold,
+    FreeNonresident,
     /// Unused, but it likely still has the memory of its last page.
-    Warm,
+    FreeResident,
     /// It holds a page.
     Page,
     /// It represents a page of zeros; the content of its memory, if any, has no meaning.
@@ -40,7 +40,7 @@ pub enum State {
 pub struct Record {
     /// The borrower's checksum of the page.
     pub checksum: u64,
-    /// From the low end: version, owner, state.
+    /// From the low end: version, tenant, state.
     tag: [u8; TAG_BYTES],
     file: u32,
     index: u32,
@@ -66,17 +66,17 @@ impl Record {
     /// The use of the slot.
     pub fn state(&self) -> State {
         match (self.tag() >> STATE_SHIFT) & ((1 << STATE_BITS) - 1) {
-            0 => State::Cold,
-            1 => State::Warm,
+            0 => State::FreeNonresident,
+            1 => State::FreeResident,
             2 => State::Page,
             3 => State::Zero,
             _ => State::Reserved,
         }
     }
 
-    /// Frees it, as `Warm` or `Cold`.
+    /// Frees it, as `FreeResident` or `FreeNonresident`.
     pub fn set_free(&mut self, state: State) {
-        debug_assert!(matches!(state, State::Warm | State::Cold));
+        debug_assert!(matches!(state, State::FreeResident | State::FreeNonresident));
         self.set_tag((state as u64) << STATE_SHIFT);
     }
 
@@ -86,15 +86,15 @@ impl Record {
     }
 
     /// Assigns it to a page, as `Page` or `Zero`. The version must not exceed [`Version::MAX`].
-    pub fn set_used(&mut self, state: State, owner: u8, id: PageId, version: Version, checksum: u64) {
+    pub fn set_used(&mut self, state: State, tenant: u8, id: PageId, version: Version, checksum: u64) {
         debug_assert!(matches!(state, State::Page | State::Zero) && version <= Version::MAX);
-        self.set_tag((state as u64) << STATE_SHIFT | u64::from(owner) << OWNER_SHIFT | version.0);
+        self.set_tag((state as u64) << STATE_SHIFT | u64::from(tenant) << TENANT_SHIFT | version.0);
         (self.file, self.index, self.checksum) = (id.file.0, id.index, checksum);
     }
 
-    /// The owner of a used slot.
-    pub fn owner(&self) -> u8 {
-        (self.tag() >> OWNER_SHIFT) as u8
+    /// The tenant of a used slot.
+    pub fn tenant(&self) -> u8 {
+        (self.tag() >> TENANT_SHIFT) as u8
     }
 
     /// The page that a used slot holds.

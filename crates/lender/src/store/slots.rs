@@ -1,14 +1,15 @@
 //! The lent memory: slots of one page each in one large anonymous mapping.
 //!
-//! The mapping takes address space only; a slot gets memory when it is written. [`Slots::settle`]
-//! then permits the kernel to take that memory at any moment (`MADV_FREE`): such pages are on the
-//! inactive *file* list of the kernel's LRU, and are removed without notice and without I/O. A
-//! reader of a slot that was taken finds zeros, so a page of zeros must never be stored in a slot.
+//! The mapping takes address space only; a slot gets memory when it is written.
+//! [`Slots::mark_reclaimable`] then permits the kernel to take that memory at any moment
+//! (`MADV_FREE`): such pages are on the inactive *file* list of the kernel's LRU, and are removed
+//! without notice and without I/O. A reader of a slot that was taken finds zeros, so a page of
+//! zeros must never be stored in a slot.
 //!
 //! This module guarantees that a copy out of a slot is either the last bytes written there, whole,
 //! or reported as taken. A slot that is taken in the middle of any operation does no harm. With
-//! [`super::incoming`] it is the only module of this crate with `unsafe` code. A slot number beyond
-//! the mapping is a bug of the caller and panics.
+//! [`super::in_flight_pages`] it is the only module of this crate with `unsafe` code. A slot number
+//! beyond the mapping is a bug of the caller and panics.
 
 use page::{PAGE_SIZE, Page};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
@@ -161,7 +162,7 @@ impl Slots {
     }
 
     /// Writes a slot, which takes memory if it has none. It is reclaimable only after
-    /// [`Slots::settle`].
+    /// [`Slots::mark_reclaimable`].
     pub fn write(&mut self, slot: u32, page: &Page) {
         debug_assert!(!page::is_zero(page), "zeros in a slot mean that the kernel took it");
         let to = self.slot(slot);
@@ -221,7 +222,7 @@ impl Slots {
 
     /// Marks the memory of these slots as reclaimable: the kernel may take it whenever it needs it.
     /// Sorts them.
-    pub fn settle(&mut self, slots: &mut [u32]) -> io::Result<()> {
+    pub fn mark_reclaimable(&mut self, slots: &mut [u32]) -> io::Result<()> {
         self.advise_each(slots, libc::MADV_FREE)
     }
 
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_what_is_taken_is_told() {
+    fn written_slots_are_read_and_taken_ones_reported() {
         let mut slots = Slots::new(8).unwrap();
         let read = |slots: &Slots, slot| {
             let mut buffer = vec![1, 2];
@@ -389,7 +390,7 @@ mod tests {
         };
         slots.write(3, &filled(7));
         slots.write(4, &filled(8));
-        slots.settle(&mut [4, 3]).unwrap();
+        slots.mark_reclaimable(&mut [4, 3]).unwrap();
         assert_eq!(read(&slots, 3), Ok(filled(7).to_vec()));
         assert!(slots.is_present(4));
         slots.give_back(&mut [3]).unwrap();
@@ -421,7 +422,7 @@ mod tests {
             }
             // More runs than one call takes, of one slot and of two.
             let mut named: Vec<u32> = (0..COUNT).rev().filter(|slot| slot % 7 == 0 || slot % 3 == 1).collect();
-            slots.settle(&mut named.clone()).unwrap();
+            slots.mark_reclaimable(&mut named.clone()).unwrap();
             assert!((0..COUNT).all(|slot| slots.is_present(slot)));
             slots.give_back(&mut named).unwrap();
             let absent: Vec<u32> = (0..COUNT).filter(|slot| !slots.is_present(*slot)).collect();
@@ -444,13 +445,13 @@ mod tests {
         let mut slots = Slots::new(8).unwrap();
         let (mut named, is_there) = ([0, 2, 4, 6], slots.together.is_some());
         named.iter().for_each(|slot| slots.write(*slot, &filled(1)));
-        slots.settle(&mut named).unwrap();
+        slots.mark_reclaimable(&mut named).unwrap();
         let is_known = slots.together.is_some();
         println!("a descriptor of this process: {is_there}; this kernel takes advice for several runs: {is_known}");
         let first = slots.slot(0).cast();
         // SAFETY: a page of our mapping, which is not used any more.
         assert_eq!(unsafe { libc::munmap(first, PAGE_SIZE) }, 0);
-        assert_eq!(slots.settle(&mut named).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+        assert_eq!(slots.mark_reclaimable(&mut named).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
         assert_eq!(slots.together.is_some(), is_known);
     }
 

@@ -18,7 +18,7 @@ use wire::{GetItem, Header, Hello, Kind, PutItem, Refused, Welcome, WireKey};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// A time limit that is longer than any operation on the slowest machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A connection.
 pub struct Client {
@@ -54,17 +54,17 @@ pub fn page_of(key: &WireKey) -> Page {
 
 impl Client {
     pub fn connect_raw(address: &Address) -> Client {
-        let stream = address.connect(PATIENCE).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let stream = address.connect(WAIT_MAX).unwrap();
+        stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
         Client { stream, channel: Channel::plain(), request: 0, lost: Vec::new() }
     }
 
-    pub fn greet(&mut self, hello: Hello) -> Result<Welcome, NotWelcome> {
-        self.greet_with(hello, 0)
+    pub fn handshake(&mut self, hello: Hello) -> Result<Welcome, NotWelcome> {
+        self.handshake_with(hello, 0)
     }
 
     /// Sends a Hello with the version that will be put next.
-    pub fn greet_with(&mut self, hello: Hello, next_version: u64) -> Result<Welcome, NotWelcome> {
+    pub fn handshake_with(&mut self, hello: Hello, next_version: u64) -> Result<Welcome, NotWelcome> {
         let (request, body) = hello.frame(next_version, self.channel.is_sealed());
         self.send_as(request, Kind::Hello, 0, 0, &body).unwrap();
         let (header, body) = self.receive().unwrap();
@@ -98,13 +98,13 @@ impl Client {
     pub fn connect_with(address: &Address, role: u32, name: u8, key: &PoolKey) -> Client {
         let mut client = Client::connect_raw(address);
         client.shake_hands(key).unwrap();
-        client.greet(hello(role, [name; 16])).unwrap();
+        client.handshake(hello(role, [name; 16])).unwrap();
         client
     }
 
     pub fn connect(address: &Address, role: u32, name: u8) -> Client {
         let mut client = Client::connect_raw(address);
-        client.greet(hello(role, [name; 16])).unwrap();
+        client.handshake(hello(role, [name; 16])).unwrap();
         client
     }
 
@@ -262,12 +262,12 @@ impl Lender {
     pub fn start(config: Config) -> Lender {
         let server = Server::bind(config).unwrap();
         let (address, handle) = (server.local_address().clone(), server.handle());
-        let (tell, told) = std::sync::mpsc::channel();
+        let (send, started) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            tell.send(rustix::thread::gettid()).unwrap();
+            send.send(rustix::thread::gettid()).unwrap();
             server.run().unwrap();
         });
-        Lender { address, handle, acceptor: told.recv().unwrap(), thread: Some(thread) }
+        Lender { address, handle, acceptor: started.recv().unwrap(), thread: Some(thread) }
     }
 
     pub fn tcp(capacity_pages: u64) -> Lender {
@@ -282,7 +282,7 @@ impl Lender {
             if condition(&status) {
                 return status;
             }
-            assert!(begun.elapsed() < PATIENCE, "{what} did not happen: {status:?}");
+            assert!(begun.elapsed() < WAIT_MAX, "{what} did not happen: {status:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -77,7 +77,7 @@ pub(crate) const AUTOFS: u32 = 0x0187;
 const OWN_KIND: &str = "fuse.pumapool";
 /// Shortest time between two log lines about mount points that were not crossed. Users can cause
 /// any number of these events.
-const TELL_PERIOD: Duration = Duration::from_secs(60);
+const LOG_PERIOD: Duration = Duration::from_secs(60);
 /// Time between two reads of the mount table, which may be long and change often.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 /// The flags that the kernel applies only at Puma's own mount point.
@@ -195,14 +195,14 @@ impl Mounts {
         });
         if has_changed {
             for device in self.met.values().map(|met| met.device) {
-                self.tell(device, devices);
+                self.restrict(device, devices);
             }
         }
         has_changed
     }
 
     /// A restriction of any mount of a file system applies to all of its files.
-    fn tell(&self, device: u64, devices: &Devices) {
+    fn restrict(&self, device: u64, devices: &Devices) {
         let all = self.met.values().filter(|met| met.is_crossed && met.device == device);
         devices.get(device).set_forbids(Forbids::of(all.map(|met| met.flags).collect()));
     }
@@ -221,7 +221,7 @@ impl Mounts {
         self.met.insert(id, Met { device, flags, is_crossed });
         // For SOURCE's own file system the flags are set at the mount point.
         if is_crossed && device != source.0 {
-            self.tell(device, devices);
+            self.restrict(device, devices);
         }
         is_crossed
     }
@@ -240,7 +240,7 @@ pub(crate) struct Crossing {
     source_mount: u64,
     source_device: u64,
     mounts: Option<Mutex<Mounts>>,
-    told: Mutex<Option<Instant>>,
+    last_logged: Mutex<Option<Instant>>,
     wake: OwnedFd,
     closing: AtomicBool,
 }
@@ -253,13 +253,13 @@ impl Crossing {
             source_mount: mount_id(source)?,
             source_device,
             mounts: crosses.then(Mounts::new).transpose()?.map(Mutex::new),
-            told: Mutex::default(),
+            last_logged: Mutex::default(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             closing: AtomicBool::new(false),
         })
     }
 
-    /// Whether mounts below SOURCE are crossed into.
+    /// Whether mounts in SOURCE are crossed into.
     pub(crate) fn is_on(&self) -> bool {
         self.mounts.is_some()
     }
@@ -297,12 +297,12 @@ impl Crossing {
     }
 
     /// Logs that a lookup has met a mount point that is not crossed.
-    pub(crate) fn tell(&self, what: &Path) {
-        let mut told = self.told.lock();
-        if told.is_some_and(|then| then.elapsed() < TELL_PERIOD) {
+    pub(crate) fn log(&self, what: &Path) {
+        let mut last_logged = self.last_logged.lock();
+        if last_logged.is_some_and(|then| then.elapsed() < LOG_PERIOD) {
             return;
         }
-        *told = Some(Instant::now());
+        *last_logged = Some(Instant::now());
         let instead = match self.mounts {
             None => "mount with --cross-mounts to show it",
             Some(_) => "it is one of those that --cross-mounts leaves out: mount it elsewhere, too, and use it there",
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_of_the_kernel_are_told_from_files() {
+    fn interfaces_of_the_kernel_are_not_files() {
         let folder = tempfile::tempdir().unwrap();
         assert!(check_places(folder.path(), folder.path()).is_ok());
         let refused = |source: &Path, mountpoint: &Path| check_places(source, mountpoint).unwrap_err().to_string();

@@ -19,7 +19,7 @@ const INODE_BITS: u32 = 48;
 /// How to read a backing file without leaving pages in its page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub(crate) enum ReadWay {
+pub(crate) enum ReadMethod {
     /// preadv2 with RWF_DONTCACHE (Linux 6.14 and newer).
     DontCache = 0,
     /// A descriptor with O_DIRECT and aligned buffers.
@@ -41,7 +41,7 @@ const LOCAL: [u32; 5] = [
 /// One device.
 pub(crate) struct Device {
     index: u64,
-    way: AtomicU8,
+    method: AtomicU8,
     is_local: OnceLock<bool>,
     /// Whether files cannot share blocks (reflink): an attempt has failed for that reason.
     shares_nothing: AtomicBool,
@@ -103,17 +103,17 @@ impl Device {
     }
 
     /// The best read method that has not failed yet.
-    pub(crate) fn read_way(&self) -> ReadWay {
-        match self.way.load(Ordering::Relaxed) {
-            0 => ReadWay::DontCache,
-            1 => ReadWay::Direct,
-            _ => ReadWay::Advise,
+    pub(crate) fn read_method(&self) -> ReadMethod {
+        match self.method.load(Ordering::Relaxed) {
+            0 => ReadMethod::DontCache,
+            1 => ReadMethod::Direct,
+            _ => ReadMethod::Advise,
         }
     }
 
     /// Records that this read method does not work here. The next one is used from now on.
-    pub(crate) fn give_up(&self, way: ReadWay) {
-        self.way.fetch_max(way as u8 + 1, Ordering::Relaxed);
+    pub(crate) fn give_up(&self, method: ReadMethod) {
+        self.method.fetch_max(method as u8 + 1, Ordering::Relaxed);
     }
 }
 
@@ -149,10 +149,10 @@ impl Devices {
         }
         let index = devices.len() as u64 & ((1 << (64 - INODE_BITS)) - 1);
         let make = || {
-            let way = AtomicU8::new(ReadWay::DontCache as u8);
+            let method = AtomicU8::new(ReadMethod::DontCache as u8);
             Arc::new(Device {
                 index,
-                way,
+                method,
                 is_local: OnceLock::new(),
                 reserve: Reserve::new(),
                 shares_nothing: AtomicBool::new(false),
@@ -179,9 +179,9 @@ mod tests {
     #[test]
     fn a_way_given_up_is_not_tried_again() {
         let device = Devices::new(&[7], None).get(7);
-        assert_eq!(device.read_way(), ReadWay::DontCache);
-        device.give_up(ReadWay::Direct);
-        device.give_up(ReadWay::DontCache);
-        assert_eq!(device.read_way(), ReadWay::Advise);
+        assert_eq!(device.read_method(), ReadMethod::DontCache);
+        device.give_up(ReadMethod::Direct);
+        device.give_up(ReadMethod::DontCache);
+        assert_eq!(device.read_method(), ReadMethod::Advise);
     }
 }

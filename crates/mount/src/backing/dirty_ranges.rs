@@ -85,8 +85,8 @@ struct State {
 }
 
 impl State {
-    /// Makes files due before their time, the largest first. All of them if the ledger closes;
-    /// otherwise, if a bound is exceeded, enough of them to leave half.
+    /// Makes files due before their time, the largest first. All of them if the dirty ranges are
+    /// closed; otherwise, if a bound is exceeded, enough of them to leave half.
     fn hurry(&mut self, bytes_max: u64, now: Instant) {
         if self.closing {
             self.files.values_mut().for_each(|written| written.hurry(now));
@@ -107,7 +107,7 @@ impl State {
     fn forget(&mut self, nodeid: u64) -> Option<Written> {
         let removed = self.files.remove(&nodeid)?;
         self.bytes -= removed.bytes;
-        removed.inode.written_below.store(false, Ordering::Relaxed);
+        removed.inode.backing_is_cached.store(false, Ordering::Relaxed);
         Some(removed)
     }
 
@@ -125,7 +125,7 @@ pub(crate) struct DirtyRanges {
 }
 
 impl DirtyRanges {
-    /// Creates an empty ledger.
+    /// Creates an empty set.
     pub(crate) fn new(config: &Config) -> DirtyRanges {
         let (linger, bytes_hurry) = (config.written_linger, config.written_bytes.min(BYTES_MAX / 2));
         DirtyRanges { state: Mutex::default(), wake: Condvar::new(), linger, bytes_hurry }
@@ -153,7 +153,7 @@ impl DirtyRanges {
             visits: 0,
             is_hurried: false,
         });
-        inode.written_below.store(true, Ordering::Relaxed);
+        inode.backing_is_cached.store(true, Ordering::Relaxed);
         // The next visit would write these bytes too early. So they start a new period, and pages
         // that are clean by its end are dropped then.
         if written.visits > 0 && !written.is_hurried {

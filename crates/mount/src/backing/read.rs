@@ -5,7 +5,7 @@
 //! used: RWF_DONTCACHE, O_DIRECT, or a plain read followed by POSIX_FADV_DONTNEED. The last two
 //! would write dirty pages to the disk at once, so these are looked for first.
 
-use crate::backing::device::ReadWay;
+use crate::backing::device::ReadMethod;
 use crate::inode::handle::OpenFile;
 use crate::inode::{stamp_of, stat};
 use borrower::{BackingFile, Stamp};
@@ -49,35 +49,35 @@ impl OpenFile {
         fuse::about_to_wait();
         self.read_ahead(offset, buf.len());
         loop {
-            let way = self.inode.device.read_way();
-            if way != ReadWay::DontCache
-                && self.inode.written_below.load(Ordering::Relaxed)
+            let method = self.inode.device.read_method();
+            if method != ReadMethod::DontCache
+                && self.inode.backing_is_cached.load(Ordering::Relaxed)
                 && let Ok(read) = self.read_cached(buf, offset)
             {
                 return Ok(read);
             }
-            let result = match way {
-                ReadWay::DontCache => {
+            let result = match method {
+                ReadMethod::DontCache => {
                     let fd = self.reader()?;
                     read_full(buf, offset, |piece, at| {
                         rustix::io::preadv2(fd, &mut [IoSliceMut::new(piece)], at, DONTCACHE)
                     })
                 }
-                ReadWay::Direct => match self.direct() {
+                ReadMethod::Direct => match self.direct() {
                     Ok(fd) => read_direct(fd, buf, offset),
                     Err(Errno::INVAL) => Err(Errno::INVAL), // It has none.
                     Err(_) => self.read_and_advise(buf, offset),
                 },
-                ReadWay::Advise => self.read_and_advise(buf, offset),
+                ReadMethod::Advise => self.read_and_advise(buf, offset),
             };
             match result {
                 // An offset beyond the largest possible one is EINVAL with every method, so it says
                 // nothing about the method.
                 Err(Errno::INVAL | Errno::OPNOTSUPP)
-                    if way != ReadWay::Advise
+                    if method != ReadMethod::Advise
                         && offset.checked_add(buf.len() as u64).is_some_and(|end| end <= i64::MAX as u64) =>
                 {
-                    self.inode.device.give_up(way);
+                    self.inode.device.give_up(method);
                 }
                 result => return result,
             }
@@ -93,7 +93,7 @@ impl OpenFile {
             drop_clean(&self.fd, passed.start, passed.end);
         }
         if let Some(fetch) = step.fetch
-            && self.inode.device.read_way() != ReadWay::Direct
+            && self.inode.device.read_method() != ReadMethod::Direct
             && let Ok(fd) = self.reader()
         {
             // If the kernel ignores the advice, this costs requests, not correctness.
@@ -219,15 +219,15 @@ mod tests {
     }
 
     /// Opens a file for which this read method is given up.
-    fn open_by(directory: &std::path::Path, path: &std::path::Path, given_up: Option<ReadWay>) -> OpenFile {
+    fn open_by(directory: &std::path::Path, path: &std::path::Path, given_up: Option<ReadMethod>) -> OpenFile {
         let borrower = borrower::Borrower::start(borrower::Config::default(), None).unwrap();
         let memory = crate::takeover::memory::Memory::create().unwrap();
         let keep = crate::takeover::Keep::new(memory.into(), None).unwrap();
         let descriptors = crate::inode::descriptors::Descriptors::new(1024, 2, 10, 0);
         let taken = descriptors.take(0, 1).unwrap();
         let inode = Inodes::new(found(directory), borrower, keep, descriptors, None).reference(found(path)).unwrap();
-        if let Some(way) = given_up {
-            inode.device.give_up(way);
+        if let Some(method) = given_up {
+            inode.device.give_up(method);
         }
         let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
         OpenFile::new(inode.clone(), crate::inode::opened::Opened::new(fd, OFlags::RDWR, taken), inode.was_open())
@@ -241,7 +241,7 @@ mod tests {
         let path = directory.path().join("a");
         let bytes: Vec<u8> = (0..300_001u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
         std::fs::write(&path, &bytes).unwrap();
-        for given_up in [None, Some(ReadWay::DontCache), Some(ReadWay::Direct)] {
+        for given_up in [None, Some(ReadMethod::DontCache), Some(ReadMethod::Direct)] {
             let file = open_by(directory.path(), &path, given_up);
             let mut buffer = vec![AlignedPage([0; PAGE_BYTES]); 80];
             // SAFETY: pages of plain bytes without padding, exclusively borrowed for as long as the
@@ -257,11 +257,11 @@ mod tests {
                     }
                 }
             }
-            let way = file.inode.device.read_way();
-            println!("given up {given_up:?}: read by {way:?}");
-            assert!(given_up.is_none_or(|given_up| way > given_up));
+            let method = file.inode.device.read_method();
+            println!("given up {given_up:?}: read by {method:?}");
+            assert!(given_up.is_none_or(|given_up| method > given_up));
             assert!(file.read_at(&mut buffer[..10], u64::MAX - 5).is_err());
-            assert_eq!(file.inode.device.read_way(), way, "an impossible offset is not the way's fault");
+            assert_eq!(file.inode.device.read_method(), method, "an impossible offset is not the method's fault");
         }
     }
 
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn what_was_written_is_read_where_it_lies() {
         let directory = tempfile::tempdir().unwrap();
-        for given_up in [None, Some(ReadWay::DontCache), Some(ReadWay::Direct)] {
+        for given_up in [None, Some(ReadMethod::DontCache), Some(ReadMethod::Direct)] {
             let path = directory.path().join(format!("{given_up:?}"));
             std::fs::write(&path, [1; 3 * PAGE_BYTES]).unwrap();
             std::fs::File::open(&path).unwrap().sync_all().unwrap();
@@ -277,7 +277,7 @@ mod tests {
             // Kernels before 6.5 cannot count these pages.
             let dirty = || cached(&file.fd, 0, 3 * PAGE_BYTES as u64).ok().map(|cached| cached.dirty_pages);
             rustix::io::pwrite(&file.fd, &[2; PAGE_BYTES + 1], 0).unwrap();
-            file.inode.written_below.store(true, Ordering::Relaxed);
+            file.inode.backing_is_cached.store(true, Ordering::Relaxed);
             let before = dirty();
             let mut buf = [0; 3 * PAGE_BYTES];
             assert_eq!(file.read_at(&mut buf[..2 * PAGE_BYTES], 0).unwrap(), 2 * PAGE_BYTES);
@@ -287,9 +287,9 @@ mod tests {
             assert_eq!(dirty(), before, "{given_up:?}");
             println!("given up {given_up:?}: {before:?} pages dirty before and after");
             // Bytes that are not all cached are read as usual.
-            file.inode.written_below.store(false, Ordering::Relaxed);
+            file.inode.backing_is_cached.store(false, Ordering::Relaxed);
             drop_clean(&file.fd, 2 * PAGE_BYTES as u64, 3 * PAGE_BYTES as u64);
-            file.inode.written_below.store(true, Ordering::Relaxed);
+            file.inode.backing_is_cached.store(true, Ordering::Relaxed);
             assert_eq!(file.read_at(&mut buf, 0).unwrap(), 3 * PAGE_BYTES);
             assert!(buf[2 * PAGE_BYTES..] == [1; PAGE_BYTES]);
         }

@@ -8,7 +8,7 @@ use crate::backing::ahead::Ahead;
 use crate::backing::read::drop_clean;
 use crate::inode::Inode;
 use crate::inode::descriptors::Taken;
-use crate::inode::opened::{Opened, Told, no_readahead};
+use crate::inode::opened::{Opened, ReportedFailures, no_readahead};
 use crate::ops::directories::Listing;
 use crate::system::ProcPath;
 use crate::takeover::Keep;
@@ -47,7 +47,7 @@ pub(crate) struct OpenFile {
     reader: OnceLock<(OwnedFd, Taken)>,
     direct: OnceLock<(OwnedFd, Taken)>,
     /// The failed syncs of `fd` that this open has got.
-    pub told: Told,
+    pub reported: ReportedFailures,
     /// The read-ahead state of a stream in it.
     pub ahead: Mutex<Ahead>,
 }
@@ -69,7 +69,7 @@ impl OpenFile {
         let access = fd.flags & OFlags::ACCMODE;
         OpenFile {
             inode,
-            told: Told::from_now(&fd),
+            reported: ReportedFailures::from_now(&fd),
             readable: access != OFlags::WRONLY,
             writable: access != OFlags::RDONLY,
             appends: fd.flags.contains(OFlags::APPEND),

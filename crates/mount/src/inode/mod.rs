@@ -1,10 +1,10 @@
 //! The inodes that the kernel knows, and what belongs to one of them.
 //!
 //! - `table`: all inodes, by node id and by identity; `restoring`: those that a daemon before this
-//!   one has left; `sweep`: looking for those that were deleted
+//!   one has left; `purge`: looking for those that were deleted
 //! - `node`: one inode, and the descriptors that it is reached by; `stat`: looking at its file
-//! - `names`: the name that the kernel believes; `stale`: names that are another file's by now;
-//!   `link_count`: how many names the kernel counts
+//! - `names`: the name that the kernel believes; `revalidation`: names that are another file's by
+//!   now; `link_count`: how many names the kernel counts
 //! - `overtaken`: a write(2) that a READ has overtaken
 //! - `handle`: what is open; `opened`: the descriptors of that
 //! - `descriptors`: how many descriptors there are, and for whom; `room`: making room for one more
@@ -18,8 +18,8 @@ pub(crate) mod opened;
 pub(crate) mod overtaken;
 pub(crate) mod purge;
 mod restoring;
+pub(crate) mod revalidation;
 mod room;
-pub(crate) mod stale;
 mod stat;
 mod table;
 

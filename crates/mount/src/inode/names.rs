@@ -1,7 +1,7 @@
 //! The name of an inode that the kernel may cache.
 
 use super::Inode;
-use crate::inode::stale::Stale;
+use crate::inode::revalidation::Stale;
 use crate::takeover::layout::node;
 use std::ffi::{CStr, CString};
 use std::time::Instant;

@@ -4,11 +4,11 @@ use super::descriptors::Counted;
 use super::link_count::LostName;
 use super::opened::Newest;
 use super::overtaken::OvertakenWrite;
-use super::stale::Stale;
+use super::revalidation::Stale;
 use super::{Believed, device_of};
 use crate::backing::device::Device;
-use crate::kernel::beside::Marked;
-use crate::kernel::passthrough::Passing;
+use crate::kernel::external_changes::Marked;
+use crate::kernel::passthrough::PassthroughState;
 use crate::system::FileHandle;
 use crate::takeover::layout::node;
 use crate::takeover::memory::NodeSlot;
@@ -44,11 +44,11 @@ pub(crate) struct Inode {
     /// Whether the kernel's size or times of the file are wrong, until it forgets the inode (see
     /// `kernel/writeback.rs`).
     pub(super) misbelieved: AtomicBool,
-    /// Whether written pages may be in the page cache of the backing file; the ledger has their
-    /// ranges.
-    pub written_below: AtomicBool,
+    /// Whether written pages may be in the page cache of the backing file; the dirty ranges have
+    /// their ranges.
+    pub backing_is_cached: AtomicBool,
     /// The kind and number of its opens.
-    pub passing: Mutex<Passing>,
+    pub passthrough: Mutex<PassthroughState>,
     /// Its newest descriptor, which opens share if the user may have no other one.
     pub newest: Newest,
     /// An unanswered write(2) that a READ has overtaken.
@@ -156,7 +156,7 @@ impl Inode {
 
     /// Whether it is open now.
     pub(crate) fn is_open(&self) -> bool {
-        self.passing.lock().is_open()
+        self.passthrough.lock().is_open()
     }
 
     /// The hash of its file handle, if the backing file system has handles.

@@ -8,7 +8,8 @@
 //! closed again.
 //!
 //! Programs do not notice the sharing: the kernel keeps offsets and locks, O_APPEND and O_DIRECT
-//! are decided for each request, and each sharing open gets a failed sync once ([`Told`]).
+//! are decided for each request, and each sharing open gets a failed sync once
+//! ([`ReportedFailures`]).
 
 use crate::filesystem::Passthrough;
 use crate::inode::Inode;
@@ -69,17 +70,17 @@ pub(crate) fn no_readahead(fd: impl AsFd) {
 
 /// The number of failed syncs of a descriptor that were reported to one of its opens. (The kernel
 /// reports each failure once for each descriptor.)
-pub(crate) struct Told(AtomicU32);
+pub(crate) struct ReportedFailures(AtomicU32);
 
-impl Told {
+impl ReportedFailures {
     /// The state of a new open, which gets failures from now on.
-    pub(crate) fn from_now(opened: &Opened) -> Told {
-        Told(AtomicU32::new(opened.failures.load(Ordering::Relaxed)))
+    pub(crate) fn from_now(opened: &Opened) -> ReportedFailures {
+        ReportedFailures(AtomicU32::new(opened.failures.load(Ordering::Relaxed)))
     }
 
     /// Returns the result of a sync, or EIO if the kernel has reported a failure to another open of
     /// the descriptor, but not yet to this one.
-    pub(crate) fn tell(&self, opened: &Opened, synced: Result<(), Errno>) -> Result<(), Errno> {
+    pub(crate) fn report(&self, opened: &Opened, synced: Result<(), Errno>) -> Result<(), Errno> {
         if synced.is_err() {
             opened.failures.fetch_add(1, Ordering::Relaxed);
         }
@@ -122,7 +123,7 @@ impl Passthrough {
             Ok(_) => None,
             Err(errno) => Some(inode.newest.get().filter(|newest| newest.taken.uid() == uid).ok_or(*errno)?),
         };
-        let (fd, flags) = self.open_below(inode, asked, waits)?;
+        let (fd, flags) = self.open_backing(inode, asked, waits)?;
         let opened = match (taken, newest) {
             (Ok(taken), _) => Opened::new(fd, flags, taken),
             (Err(_), Some(newest)) if newest.is_alike(uid, flags) => return Ok(newest),
@@ -139,14 +140,14 @@ mod tests {
     use crate::inode::descriptors::Descriptors;
 
     #[test]
-    fn a_failed_sync_is_told_once_to_each() {
+    fn each_open_gets_a_failed_sync_once() {
         let taken = Descriptors::new(1024, 2, 10, 0).take(0, 1).unwrap();
         let opened = Opened::new(tempfile::tempfile().unwrap().into(), OFlags::RDWR, taken);
-        let (one, two) = (Told::from_now(&opened), Told::from_now(&opened));
-        assert_eq!(one.tell(&opened, Err(Errno::NOSPC)), Err(Errno::NOSPC));
-        assert_eq!(one.tell(&opened, Ok(())), Ok(()));
-        assert_eq!(two.tell(&opened, Ok(())), Err(Errno::IO));
-        assert_eq!(two.tell(&opened, Ok(())), Ok(()));
-        assert_eq!(Told::from_now(&opened).tell(&opened, Ok(())), Ok(()));
+        let (one, two) = (ReportedFailures::from_now(&opened), ReportedFailures::from_now(&opened));
+        assert_eq!(one.report(&opened, Err(Errno::NOSPC)), Err(Errno::NOSPC));
+        assert_eq!(one.report(&opened, Ok(())), Ok(()));
+        assert_eq!(two.report(&opened, Ok(())), Err(Errno::IO));
+        assert_eq!(two.report(&opened, Ok(())), Ok(()));
+        assert_eq!(ReportedFailures::from_now(&opened).report(&opened, Ok(())), Ok(()));
     }
 }

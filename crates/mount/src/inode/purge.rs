@@ -2,7 +2,7 @@
 //!
 //! A node holds its file by a descriptor while the kernel caches a name of the file, and the kernel
 //! may cache names for long. So a file that was deleted externally would keep its disk space until
-//! memory is short. The sweep visits all nodes in turn, a few at a time, and makes the kernel
+//! memory is short. The purge visits all nodes in turn, a few at a time, and makes the kernel
 //! forget the names of deleted files.
 
 use crate::filesystem::Passthrough;
@@ -14,21 +14,21 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Nodes in a group: some milliseconds of work.
 const NODES_PER_LOOK: usize = 2000;
 
-/// The state of the sweep.
+/// The state of the purge.
 #[derive(Default)]
-pub(crate) struct Sweep {
+pub(crate) struct Purge {
     closing: Mutex<bool>,
     wake: Condvar,
 }
 
-impl Sweep {
-    /// Ends [`Sweep::run`].
+impl Purge {
+    /// Ends [`Purge::run`].
     pub(crate) fn close(&self) {
         *self.closing.lock() = true;
         self.wake.notify_all();
     }
 
-    /// The work of the thread. Returns after [`Sweep::close`].
+    /// The work of the thread. Returns after [`Purge::close`].
     pub(crate) fn run(&self, filesystem: &Passthrough) {
         let mut nodes = Vec::new();
         let mut closing = self.closing.lock();

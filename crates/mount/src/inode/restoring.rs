@@ -7,9 +7,9 @@ use crate::inode::descriptors::Descriptors;
 use crate::inode::link_count::LostName;
 use crate::inode::opened::Newest;
 use crate::inode::overtaken::OvertakenWrite;
-use crate::inode::stale::Stale;
-use crate::kernel::beside::Marked;
-use crate::kernel::passthrough::{Connection, Passing};
+use crate::inode::revalidation::Stale;
+use crate::kernel::external_changes::Marked;
+use crate::kernel::passthrough::{Connection, PassthroughState};
 use crate::system::FileHandle;
 use crate::takeover::Keep;
 use crate::takeover::channel::Held;
@@ -96,10 +96,14 @@ impl Inodes {
             may_be_dirty: AtomicBool::new(true), // Who knows.
             may_be_mapped: AtomicBool::new(true),
             misbelieved: AtomicBool::new(known.flags & node::MISBELIEVED != 0),
-            written_below: AtomicBool::new(false),
+            backing_is_cached: AtomicBool::new(false),
             newest: Newest::default(),
             overtaken: OvertakenWrite::default(),
-            passing: Mutex::new(Passing::restored(known.backing, known.flags & node::PASSED != 0, connection)),
+            passthrough: Mutex::new(PassthroughState::restored(
+                known.backing,
+                known.flags & node::PASSED != 0,
+                connection,
+            )),
             name: Mutex::new(believed),
             stale: Mutex::new(if known.flags & node::STALE_NAME != 0 { Stale::Dropped } else { Stale::No }),
             lost_name: LostName::default(),

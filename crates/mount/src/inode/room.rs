@@ -58,9 +58,9 @@ impl Passthrough {
 
     pub(crate) fn forget(&self, node: u64, lookups: u64) {
         let Some(inode) = self.inodes.forget(node, lookups) else { return };
-        self.beside.forgotten(&inode, &self.inodes);
+        self.external_changes.forgotten(&inode, &self.inodes);
         if inode.is_deleted() || inode.charge() > 1 && !self.has_room_for_names() {
-            self.ledger.remove(node); // It would hold the inode's descriptor.
+            self.dirty_ranges.remove(node); // It would hold the inode's descriptor.
         }
         self.inodes.give_back(&inode);
     }

@@ -24,7 +24,7 @@ use super::node::{Anchor, Descriptor, Found, Inode};
 use super::opened::Newest;
 use super::overtaken::OvertakenWrite;
 use crate::backing::device::Devices;
-use crate::kernel::beside::Marked;
+use crate::kernel::external_changes::Marked;
 use crate::system::FileHandle;
 use crate::takeover::Keep;
 use crate::takeover::channel::Held;
@@ -300,10 +300,10 @@ impl Inodes {
             may_be_dirty: AtomicBool::new(false),
             may_be_mapped: AtomicBool::new(false),
             misbelieved: AtomicBool::new(false),
-            written_below: AtomicBool::new(false),
+            backing_is_cached: AtomicBool::new(false),
             newest: Newest::default(),
             overtaken: OvertakenWrite::default(),
-            passing: Mutex::default(),
+            passthrough: Mutex::default(),
             name: Mutex::default(),
             stale: Mutex::default(),
             lost_name: LostName::default(),

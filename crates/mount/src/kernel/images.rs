@@ -60,9 +60,9 @@ impl Mount {
         let filesystem = &self.shared.filesystem;
         let file = File::open(self.mountpoint().join(name))?;
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let below = openat2(&filesystem.source, name, flags, Mode::empty(), ResolveFlags::BENEATH)?;
-        let found = stat(&below)?;
-        let inode = filesystem.inodes.known(&Found::new(below, found)).ok_or(io::ErrorKind::NotFound)?;
+        let backing = openat2(&filesystem.source, name, flags, Mode::empty(), ResolveFlags::BENEATH)?;
+        let found = stat(&backing)?;
+        let inode = filesystem.inodes.known(&Found::new(backing, found)).ok_or(io::ErrorKind::NotFound)?;
         if inode.file.is_none() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -192,8 +192,8 @@ impl Image {
     fn write(&self, index: u32, page: &Page) -> io::Result<bool> {
         let filesystem = &self.shared.filesystem;
         let anchor = filesystem.inodes.anchor(&self.inode)?;
-        let below = open(ProcPath::new(&anchor).path(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(filesystem.write_again(&self.inode, &below, index, page)?)
+        let backing = open(ProcPath::new(&anchor).path(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(filesystem.write_again(&self.inode, &backing, index, page)?)
     }
 }
 

@@ -14,7 +14,7 @@
 //! the page that the write holds locked until its answer.
 
 use crate::inode::{Inode, Name};
-use crate::kernel::in_turn::InTurn;
+use crate::kernel::fair_queue::FairQueue;
 use crate::lifecycle::status::Counter;
 use crate::takeover::layout::node;
 use fuse::abi::init;
@@ -69,7 +69,7 @@ impl Task {
 }
 
 /// A notification in progress.
-struct Telling {
+struct InProgress {
     number: u64,
     /// The node whose pages are dropped.
     drops: Option<u64>,
@@ -89,10 +89,10 @@ enum Waited {
 
 #[derive(Default)]
 struct State {
-    pages: InTurn<Pages>,
+    pages: FairQueue<Pages>,
     /// The tasks that answers wait for, each with a number. At most [`Invalidations::waiting_max`].
     awaited: VecDeque<(u64, Task)>,
-    telling: Vec<Telling>,
+    in_progress: Vec<InProgress>,
     last_awaited: u64,
     names: VecDeque<(Arc<Inode>, Name)>,
     /// Names that were moved, and whether the kernel only has to look them up again.
@@ -118,12 +118,12 @@ impl State {
     fn is_dropped(&self, node: u64) -> bool {
         !self.pages.has(node)
             && self.delivering != Some(node)
-            && !self.telling.iter().any(|told| told.drops == Some(node))
+            && !self.in_progress.iter().any(|one| one.drops == Some(node))
             && !self.awaited.iter().any(|(_, task)| task.drops() == Some(node))
     }
 
-    fn told(&mut self, number: u64) -> Option<&mut Telling> {
-        self.telling.iter_mut().find(|told| told.number == number)
+    fn in_progress(&mut self, number: u64) -> Option<&mut InProgress> {
+        self.in_progress.iter_mut().find(|one| one.number == number)
     }
 
     /// Queues pages to be dropped. Returns whether they extend the queued ranges of the node.
@@ -205,7 +205,7 @@ impl Invalidations {
 
     fn drop_pages_now(&self, pages: Pages, limit: Duration, waiting_max: usize) -> bool {
         self.drop_begins(&pages.inode);
-        let (waited, task) = self.tell_now(Task::Drop(pages), limit, waiting_max);
+        let (waited, task) = self.notify_now(Task::Drop(pages), limit, waiting_max);
         if let Some(Task::Drop(pages)) = task {
             self.note(pages);
         }
@@ -217,12 +217,12 @@ impl Invalidations {
     /// not become shorter meanwhile.
     pub(crate) fn move_end_now(&self, inode: &Arc<Inode>, size_bytes: u64) -> bool {
         let task = Task::MoveEnd(inode.clone(), size_bytes);
-        self.tell_now(task, END_WAIT, self.others_waiting_max).0 == Waited::Done
+        self.notify_now(task, END_WAIT, self.others_waiting_max).0 == Waited::Done
     }
 
     /// Lets a thread execute a task, unless `waiting_max` answers wait already. Waits at most for
     /// `limit`. Returns the task if no thread had time for it.
-    fn tell_now(&self, task: Task, limit: Duration, waiting_max: usize) -> (Waited, Option<Task>) {
+    fn notify_now(&self, task: Task, limit: Duration, waiting_max: usize) -> (Waited, Option<Task>) {
         let deadline = Instant::now() + limit;
         let mut state = self.state.lock();
         if state.waiting >= waiting_max {
@@ -238,17 +238,17 @@ impl Invalidations {
         state.awaited.push_back((number, task));
         self.wake_awaited.notify_one();
         let place = |state: &State| state.awaited.iter().position(|(other, _)| *other == number);
-        while (place(&state).is_some() || state.told(number).is_some())
+        while (place(&state).is_some() || state.in_progress(number).is_some())
             && !self.delivered.wait_until(&mut state, deadline).timed_out()
         {}
         state.waiting -= 1;
         if let Some(place) = place(&state) {
             return (Waited::Never, state.awaited.remove(place).map(|(_, task)| task));
         }
-        let waited = match state.told(number) {
+        let waited = match state.in_progress(number) {
             None => Waited::Done,
-            Some(told) => {
-                told.is_given_up = true;
+            Some(one) => {
+                one.is_given_up = true;
                 Waited::Begun
             }
         };
@@ -373,14 +373,14 @@ impl Invalidations {
                 self.wake_awaited.wait(&mut state);
                 continue;
             };
-            state.telling.push(Telling { number, drops: task.drops(), is_given_up: false });
+            state.in_progress.push(InProgress { number, drops: task.drops(), is_given_up: false });
             drop(state);
             let dropped = match task {
                 Task::Drop(pages) => Some(pages).filter(|pages| deliver_pages(&self.notifier, pages)),
                 Task::MoveEnd(inode, size_bytes) => {
                     // On any error, the kernel does not know the file, or the mount is gone.
                     let _ = self.notifier.move_end(inode.nodeid, size_bytes);
-                    let is_late = self.state.lock().told(number).is_some_and(|told| told.is_given_up);
+                    let is_late = self.state.lock().in_progress(number).is_some_and(|one| one.is_given_up);
                     if is_late {
                         // The file may have another size by now.
                         self.forget_attributes(inode.nodeid);
@@ -389,7 +389,7 @@ impl Invalidations {
                 }
             };
             state = self.state.lock();
-            state.telling.retain(|told| told.number != number);
+            state.in_progress.retain(|one| one.number != number);
             self.delivered.notify_all();
             if let Some(pages) = dropped.filter(|pages| state.is_dropped(pages.inode.nodeid)) {
                 drop_has_ended(&pages.inode);

@@ -45,10 +45,10 @@ const STREAMED_KEPT: Duration = Duration::from_secs(3600);
 
 /// The kind of the present opens of a file, or of the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Way {
+enum IoMode {
     /// The file was not open since the kernel knows it.
     #[default]
-    Fresh,
+    Unopened,
     /// The mount's page cache has its pages.
     Cached,
     /// The kernel reads and writes the backing file.
@@ -57,20 +57,20 @@ enum Way {
 
 /// How a file is open, by how many, and since when so.
 #[derive(Default)]
-pub(crate) struct Passing {
+pub(crate) struct PassthroughState {
     opens: usize,
-    way: Way,
+    io_mode: IoMode,
     since: Option<Instant>,
     /// While it is passed and open.
     backing: Option<Backing>,
 }
 
-impl Passing {
+impl PassthroughState {
     /// The restored state of a file of the previous daemon.
-    pub(crate) fn restored(number: Option<u32>, was_passed: bool, connection: &Arc<Connection>) -> Passing {
+    pub(crate) fn restored(number: Option<u32>, was_passed: bool, connection: &Arc<Connection>) -> PassthroughState {
         let backing = number.map(|number| Backing { number, connection: connection.clone() });
-        let way = if backing.is_some() || was_passed { Way::Passed } else { Way::Cached };
-        Passing { way, since: Some(Instant::now()), backing, opens: 0 }
+        let io_mode = if backing.is_some() || was_passed { IoMode::Passed } else { IoMode::Cached };
+        PassthroughState { io_mode, since: Some(Instant::now()), backing, opens: 0 }
     }
 
     /// Whether the file is open.
@@ -141,75 +141,78 @@ impl Inode {
         connection: &Arc<Connection>,
         borrower: &Borrower,
     ) -> Result<Option<u32>, Errno> {
-        let mut passing = self.passing.lock();
-        if passing.opens == 0
+        let mut passthrough = self.passthrough.lock();
+        if passthrough.opens == 0
             && let Some(file) = &self.file
         {
             // Opens for writing and direct I/O do not begin passthrough.
             let may_begin = asked & (OFlags::ACCMODE | OFlags::DIRECT | OFlags::TRUNC) == OFlags::RDONLY
                 && !connection.refuses.load(Ordering::Relaxed);
-            if passing.since.is_some_and(|since| passing.way == Way::Passed && since.elapsed() > STREAMED_KEPT) {
+            if passthrough
+                .since
+                .is_some_and(|since| passthrough.io_mode == IoMode::Passed && since.elapsed() > STREAMED_KEPT)
+            {
                 file.forget_passes();
             }
             let begins = may_begin
                 && match borrower.usefulness(file) {
                     Usefulness::Useful => false,
-                    Usefulness::NoLender => passing.way != Way::Cached,
+                    Usefulness::NoLender => passthrough.io_mode != IoMode::Cached,
                     Usefulness::Streamed => true,
                 };
             let alone = || match asked & OFlags::ACCMODE == OFlags::RDONLY {
                 true => system::nobody_else_writes(fd),
                 false => system::nobody_else_has_open(fd),
             };
-            let stays = passing.way == Way::Passed && !begins && !alone();
-            passing.backing = (begins || stays).then(|| connection.back(fd)).flatten();
-            if stays && passing.backing.is_none() {
+            let stays = passthrough.io_mode == IoMode::Passed && !begins && !alone();
+            passthrough.backing = (begins || stays).then(|| connection.back(fd)).flatten();
+            if stays && passthrough.backing.is_none() {
                 return Err(Errno::BUSY);
             }
-            let way = if passing.backing.is_some() { Way::Passed } else { Way::Cached };
+            let io_mode = if passthrough.backing.is_some() { IoMode::Passed } else { IoMode::Cached };
             if let Some(slot) = &self.slot {
-                slot.record_backing(passing.backing.as_ref().map(|backing| backing.number));
-                if way == Way::Passed {
+                slot.record_backing(passthrough.backing.as_ref().map(|backing| backing.number));
+                if io_mode == IoMode::Passed {
                     slot.set_flag(node::PASSED);
                 }
             }
-            if passing.way == Way::Passed && way == Way::Cached {
+            if passthrough.io_mode == IoMode::Passed && io_mode == IoMode::Cached {
                 borrower.doubt(file);
             }
-            if passing.way != way {
-                (passing.way, passing.since) = (way, Some(Instant::now()));
+            if passthrough.io_mode != io_mode {
+                (passthrough.io_mode, passthrough.since) = (io_mode, Some(Instant::now()));
             }
         }
-        Ok(self.one_more(&mut passing))
+        Ok(self.one_more(&mut passthrough))
     }
 
     /// Records an open that a previous daemon has answered.
     pub(crate) fn was_open(&self) -> Option<u32> {
-        self.one_more(&mut self.passing.lock())
+        self.one_more(&mut self.passthrough.lock())
     }
 
-    fn one_more(&self, passing: &mut Passing) -> Option<u32> {
-        passing.opens += 1;
-        passing.backing.as_ref().map(|backing| backing.number)
+    fn one_more(&self, passthrough: &mut PassthroughState) -> Option<u32> {
+        passthrough.opens += 1;
+        passthrough.backing.as_ref().map(|backing| backing.number)
     }
 
     /// Records that an open has ended.
     pub(crate) fn closed(&self) {
-        let mut passing = self.passing.lock();
-        passing.opens -= 1;
-        self.end_unused(&mut passing);
+        let mut passthrough = self.passthrough.lock();
+        passthrough.opens -= 1;
+        self.end_unused(&mut passthrough);
     }
 
     /// Called when all opens have been restored: returns the backing ids of files without an open.
     pub(crate) fn all_are_open(&self) {
-        self.end_unused(&mut self.passing.lock());
+        self.end_unused(&mut self.passthrough.lock());
     }
 
-    fn end_unused(&self, passing: &mut Passing) {
-        if passing.opens > 0 {
+    fn end_unused(&self, passthrough: &mut PassthroughState) {
+        if passthrough.opens > 0 {
             return;
         }
-        let Some(backing) = passing.backing.take() else { return };
+        let Some(backing) = passthrough.backing.take() else { return };
         // First, so that no successor uses the id of another file.
         if let Some(slot) = self.slot.as_ref().filter(|_| !backing.connection.memory.is_frozen()) {
             slot.record_backing(None);

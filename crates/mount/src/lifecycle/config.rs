@@ -47,7 +47,7 @@ pub struct Config {
     pub attr_timeout: Duration,
     /// How long the kernel may cache attributes if fanotify reports external changes of the file.
     /// The mount then makes the kernel ask again.
-    pub told_attr_timeout: Duration,
+    pub reported_attr_timeout: Duration,
     /// How long the kernel may cache the name of a file. This is long, because after it closing a
     /// file drops its last name in the kernel, and with it the inode and all cached pages. External
     /// changes of names are found at open and getattr.
@@ -68,7 +68,7 @@ impl Config {
     /// Each descriptor pins an inode of the backing file system in memory (about 1.5 KiB).
     pub const INODE_DESCRIPTORS_MAX: usize = 256 << 10;
     /// Unreported changes (docs/design/consistency.md, Attributes) are seen after this time.
-    pub const TOLD_ATTR_TIMEOUT: Duration = Duration::from_secs(60);
+    pub const REPORTED_ATTR_TIMEOUT: Duration = Duration::from_secs(60);
     /// As long as the kernel leaves dirty pages by themselves (vm.dirty_expire_centisecs).
     pub const WRITTEN_LINGER: Duration = Duration::from_secs(30);
     /// Where there is memory enough.
@@ -91,7 +91,7 @@ impl Config {
             cross_mounts: false,
             threads: Config::THREADS,
             attr_timeout: Duration::from_secs(1),
-            told_attr_timeout: Config::TOLD_ATTR_TIMEOUT,
+            reported_attr_timeout: Config::REPORTED_ATTR_TIMEOUT,
             entry_timeout: Config::ENTRY_TIMEOUT,
             inode_descriptors_max: None,
             written_linger: Config::WRITTEN_LINGER,

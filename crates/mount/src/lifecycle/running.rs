@@ -126,7 +126,7 @@ impl Mount {
     /// Returns the counters of the work done so far.
     pub fn status(&self) -> Files {
         let filesystem = &self.shared.filesystem;
-        let (written_files_pending, written_bytes_pending) = filesystem.ledger.pending();
+        let (written_files_pending, written_bytes_pending) = filesystem.dirty_ranges.pending();
         let workers = self.shared.workers.lock().running;
         Files {
             source: self.shared.source.to_string_lossy().into_owned(),
@@ -147,7 +147,7 @@ impl Mount {
             inodes_with_descriptor: filesystem.inodes.descriptors().anchors() as u64,
             descriptors: filesystem.inodes.descriptors().used() as u64,
             descriptors_max: filesystem.inodes.descriptors().limit() as u64,
-            files_told_of: filesystem.beside.marks() as u64,
+            files_told_of: filesystem.external_changes.marks() as u64,
             written_files_pending: written_files_pending as u64,
             written_bytes_pending,
             undelivered_descriptors: filesystem.keep.undelivered() as u64,

@@ -5,10 +5,10 @@ use crate::backing::dirty_ranges::DirtyRanges;
 use crate::filesystem::Passthrough;
 use crate::inode::descriptors::Descriptors;
 use crate::inode::handle::Handles;
-use crate::inode::purge::Sweep;
-use crate::inode::stale::SentBack;
+use crate::inode::purge::Purge;
+use crate::inode::revalidation::Revalidations;
 use crate::inode::{Found, Inodes, stat};
-use crate::kernel::beside::Beside;
+use crate::kernel::external_changes::ExternalChanges;
 use crate::kernel::invalidation::Invalidations;
 use crate::kernel::passthrough::Connection;
 use crate::kernel::writeback::time_granularity_ns;
@@ -19,13 +19,13 @@ use crate::lifecycle::running::{Mount, MountInfo, Source};
 use crate::lifecycle::status::Counters;
 use crate::lifecycle::workers::WORKERS_MAX;
 use crate::ops::credentials::{self, Privilege};
-use crate::ops::readdirplus::Lookers;
+use crate::ops::readdirplus::ReaddirplusHints;
 use crate::ops::xattr::has_lists;
 use crate::system;
 use crate::takeover::Keep;
 use crate::takeover::channel::{Channel, Held};
 use crate::takeover::memory::{Header, Memory};
-use crate::takeover::replay::Resent;
+use crate::takeover::replay::Replays;
 use borrower::Borrower;
 use fuse::abi::init;
 use fuse::mounting::{self, Options};
@@ -117,7 +117,7 @@ impl Mount {
     /// can take the mount over ([`Mount::take_over`]).
     pub fn start_kept<E>(
         config: Config,
-        keeper: Option<Arc<Channel>>,
+        supervisor: Option<Arc<Channel>>,
         make_borrower: impl FnOnce(MountInfo) -> Result<Arc<Borrower>, E>,
     ) -> Result<Mount, Error>
     where
@@ -137,7 +137,7 @@ impl Mount {
             return Err(Error::SourceIsAutomount { directory: source });
         }
         let memory = Memory::create().map_err(|error| failed("make the state memory", error))?;
-        let keep = Keep::new(Arc::new(memory), keeper).map_err(|error| failed("start a thread", error))?;
+        let keep = Keep::new(Arc::new(memory), supervisor).map_err(|error| failed("start a thread", error))?;
 
         let (device, privilege) = mount(&config, &source, &mountpoint, &readable)?;
         let detach = Detach(&mountpoint);
@@ -225,11 +225,11 @@ pub fn raise_limits() {
     system::survive_file_size_limit();
 }
 
-fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> Result<(OwnedFd, Privilege), Error> {
+fn mount(config: &Config, source: &Path, mountpoint: &Path, backing: &OwnedFd) -> Result<(OwnedFd, Privilege), Error> {
     let mut flags = config.flags;
     // The restrictions of SOURCE's mount stay in force.
-    if let Ok(below) = rustix::fs::fstatvfs(below) {
-        flags |= flags_of(&below);
+    if let Ok(backing) = rustix::fs::fstatvfs(backing) {
+        flags |= flags_of(&backing);
     }
     let fsname = source.to_string_lossy().into_owned();
     let mut options = Options { fsname, subtype: SUBTYPE.to_owned(), allow_other: true, flags };
@@ -259,7 +259,7 @@ fn mount(config: &Config, source: &Path, mountpoint: &Path, below: &OwnedFd) -> 
     }
 }
 
-fn wish(config: &Config, pass: bool, below: &OwnedFd) -> Wish {
+fn wish(config: &Config, pass: bool, backing: &OwnedFd) -> Wish {
     // Deliberately missing: AUTO_INVAL_DATA (own writes would drop the cache), EXPLICIT_INVAL_DATA
     // (external growth would leave zeros behind the old end), ASYNC_DIO (the kernel then leaves old
     // pages behind a direct write), ATOMIC_O_TRUNC (see `ops/data.rs`), POSIX_LOCKS and
@@ -285,13 +285,13 @@ fn wish(config: &Config, pass: bool, below: &OwnedFd) -> Wish {
         // The kernel has only one of the two.
         capabilities |= init::PASSTHROUGH;
     }
-    if config.cross_mounts || has_lists(below) {
+    if config.cross_mounts || has_lists(backing) {
         capabilities |= init::POSIX_ACL;
     }
     if config.idmapped {
         capabilities |= init::ALLOW_IDMAP;
     }
-    let time_granularity_ns = if config.write == WriteMode::Back { time_granularity_ns(below) } else { 1 };
+    let time_granularity_ns = if config.write == WriteMode::Back { time_granularity_ns(backing) } else { 1 };
     Wish { capabilities, readahead_bytes_max: READAHEAD_BYTES_MAX, background_max: BACKGROUND_MAX, time_granularity_ns }
 }
 
@@ -302,7 +302,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     mountpoint: &Path,
     device: OwnedFd,
     privilege: Privilege,
-    below: Source,
+    backing: Source,
     keep: Arc<Keep>,
     make_borrower: impl FnOnce(MountInfo) -> Result<Arc<Borrower>, E>,
 ) -> Result<Mount, Error> {
@@ -310,7 +310,7 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         .map_err(|error| failed("read the list of mounts", error))?
         .ok_or_else(|| failed("find the new mount", io::ErrorKind::NotFound))?;
     let pass = config.pass && privilege == Privilege::Root;
-    let wish = wish(config, pass, &below.readable);
+    let wish = wish(config, pass, &backing.readable);
     let session = Session::negotiate(device, wish).map_err(|error| failed("negotiate with the kernel", error))?;
     if config.idmapped && session.negotiated().capabilities & init::ALLOW_IDMAP == 0 {
         let error =
@@ -335,39 +335,39 @@ fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         mountpoint,
     });
     keep.hold(Held::State, keep.memory.fd());
-    keep.hold(Held::Source, below.readable.as_fd());
+    keep.hold(Held::Source, backing.readable.as_fd());
     keep.hold(Held::Device(0), session.device().as_fd());
     let borrower = make_borrower(MountInfo { device: own_device }).map_err(|error| Error::Borrower(error.into()))?;
 
-    let found = Found::new(below.root, stat(&below.readable).map_err(|error| failed("stat the directory", error))?);
-    let handles_from = below.readable.try_clone().map_err(|error| failed("duplicate a descriptor", error))?;
+    let found = Found::new(backing.root, stat(&backing.readable).map_err(|error| failed("stat the directory", error))?);
+    let handles_from = backing.readable.try_clone().map_err(|error| failed("duplicate a descriptor", error))?;
     let handles_from = (privilege == Privilege::Root).then_some(handles_from);
-    let beside = Beside::start(&below.readable, config, privilege, false)
+    let external_changes = ExternalChanges::start(&backing.readable, config, privilege, false)
         .map_err(|error| failed("make an event descriptor", error))?;
-    let crossing = Crossing::new(&below.readable, config.cross_mounts)
-        .map_err(|error| failed("look at the mounts below", error))?;
+    let crossing = Crossing::new(&backing.readable, config.cross_mounts)
+        .map_err(|error| failed("look at the mounts in the backing directory", error))?;
     let filesystem = Passthrough {
         inodes: Inodes::new(found, borrower.clone(), keep.clone(), descriptors(config, privilege), handles_from),
         handles: Handles::new(keep.clone()),
         connection: Connection::new(&session, &keep.memory, config.pass),
         keep,
-        resent: Resent::default(),
+        replays: Replays::default(),
         borrower,
-        ledger: DirtyRanges::new(config),
+        dirty_ranges: DirtyRanges::new(config),
         invalidations: Invalidations::new(config.threads.max(WORKERS_MAX), &session),
-        sweep: Sweep::default(),
-        lookers: Lookers::default(),
-        sent_back: SentBack::default(),
-        beside,
+        purge: Purge::default(),
+        readdirplus_hints: ReaddirplusHints::default(),
+        revalidations: Revalidations::default(),
+        external_changes,
         crossing,
         counters: Counters::default(),
         write_mode,
         privilege,
         checks_lists: negotiated.capabilities & init::POSIX_ACL != 0,
         attr_timeout: config.attr_timeout,
-        told_attr_timeout: config.told_attr_timeout,
+        reported_attr_timeout: config.reported_attr_timeout,
         entry_timeout: config.entry_timeout,
-        source: below.readable,
+        source: backing.readable,
         own_device,
     };
     let (source, mountpoint, threads) = (source.to_owned(), mountpoint.to_owned(), config.threads.max(THREADS_MIN));

@@ -12,7 +12,7 @@ use crate::ops::credentials::prepare_thread;
 use crate::system::thread_id;
 use crate::takeover::channel::Held;
 use crate::takeover::replay;
-use fuse::{Demand, Served, Worker};
+use fuse::{Served, Worker, WorkforceChange};
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::io;
@@ -75,13 +75,16 @@ pub(crate) fn start_threads(
         || (NOTIFIER, Box::new(|shared: &Shared| shared.filesystem.invalidations.deliver_awaited()) as Work);
     let threads_of_mount = [
         (NOTIFIER, Box::new(|shared: &Shared| shared.filesystem.invalidations.deliver()) as Work),
-        (NOTIFIER, Box::new(move |shared: &Shared| shared.filesystem.beside.run(&shared.filesystem, &of_attributes))),
+        (
+            NOTIFIER,
+            Box::new(move |shared: &Shared| shared.filesystem.external_changes.run(&shared.filesystem, &of_attributes)),
+        ),
         (
             "puma-mounts",
             Box::new(move |shared: &Shared| shared.filesystem.crossing.follow(&shared.filesystem, &of_mounts)),
         ),
-        ("puma-sweep", Box::new(|shared: &Shared| shared.filesystem.sweep.run(&shared.filesystem))),
-        (JANITOR, Box::new(|shared: &Shared| shared.filesystem.ledger.tend(&shared.filesystem.inodes))),
+        ("puma-sweep", Box::new(|shared: &Shared| shared.filesystem.purge.run(&shared.filesystem))),
+        (JANITOR, Box::new(|shared: &Shared| shared.filesystem.dirty_ranges.tend(&shared.filesystem.inodes))),
     ];
     for (name, work) in threads_of_mount.into_iter().chain((0..AWAITED_THREADS).map(|_| deliver_awaited())) {
         let shared = shared.clone();
@@ -113,7 +116,7 @@ impl Shared {
     fn work(&self, mut worker: Worker) {
         let thread = thread_id();
         replay::prepare_thread(&self.filesystem.keep.memory);
-        let _own_thread = self.filesystem.beside.own_thread();
+        let _own_thread = self.filesystem.external_changes.own_thread();
         self.workers.lock().threads.push((thread, worker.reading().clone()));
         if let Err(error) = prepare_thread(self.filesystem.privilege) {
             // Without its own umask and ids a worker would create files as another user.
@@ -137,7 +140,7 @@ impl Shared {
     /// Handles postponed requests again.
     fn try_again(&self) {
         replay::prepare_thread(&self.filesystem.keep.memory);
-        let _own_thread = self.filesystem.beside.own_thread();
+        let _own_thread = self.filesystem.external_changes.own_thread();
         let tried = prepare_thread(self.filesystem.privilege).map_err(io::Error::from);
         if let Err(error) = tried.and_then(|()| self.session.try_again(&self.filesystem)) {
             tracing::warn!(%error, "opens that wait for a lease of another process hold workers");
@@ -155,15 +158,15 @@ impl Shared {
                 thread::sleep(LEAVING_AGAIN);
             }
             let running = self.workers.lock().running;
-            match self.session.demand(IDLE_PERIOD, running < most) {
-                Demand::More => {
+            match self.session.workforce_change(IDLE_PERIOD, running < most) {
+                WorkforceChange::More => {
                     if let Err(error) = self.add_worker() {
                         tracing::warn!(%error, "cannot start another worker, though all wait for the backing directory");
                         thread::sleep(ADD_AGAIN);
                     }
                 }
-                Demand::Fewer(idle) => self.session.retire(idle.min(running.saturating_sub(always))),
-                Demand::Closed => return,
+                WorkforceChange::Fewer(idle) => self.session.retire(idle.min(running.saturating_sub(always))),
+                WorkforceChange::Closed => return,
             }
         }
     }
@@ -203,11 +206,11 @@ impl Shared {
             if workers.left {
                 self.filesystem.keep.hand_over();
             }
-            self.session.close_demand();
+            self.session.close_workforce();
             self.filesystem.crossing.close();
-            self.filesystem.ledger.close();
-            self.filesystem.sweep.close();
-            self.filesystem.beside.close();
+            self.filesystem.dirty_ranges.close();
+            self.filesystem.purge.close();
+            self.filesystem.external_changes.close();
             self.filesystem.invalidations.close();
             self.filesystem.inodes.forget_all();
         }

@@ -99,10 +99,10 @@ impl Passthrough {
         let inode = self.inodes.get(node)?;
         let file = self.open_file(args.getattr_flags & abi::GETATTR_FH != 0, args.fh);
         let fd = self.descriptor(&inode, file.as_deref())?;
-        let told = self.is_told(&inode);
+        let is_reported = self.is_reported(&inode);
         let now = self.stat_observed(&inode, &fd)?;
         self.before_attributes(&inode, &now);
-        Ok(self.attr_out(&inode, &now, self.attr_timeout(&now, told)))
+        Ok(self.attr_out(&inode, &now, self.attr_timeout(&now, is_reported)))
     }
 
     /// Checks for a stale name after an answer with attributes. The caller may have used a name
@@ -121,10 +121,10 @@ impl Passthrough {
         // caches them.
         let sync = AtFlags::from_bits_retain(args.sx_flags) & (AtFlags::STATX_FORCE_SYNC | AtFlags::STATX_DONT_SYNC);
         let mask = STATX_MASK | (StatxFlags::from_bits_retain(args.sx_mask) & StatxFlags::ALL);
-        let told = self.is_told(&inode);
+        let is_reported = self.is_reported(&inode);
         let now = statx(&fd, c"", AtFlags::EMPTY_PATH | sync, mask)?;
         self.before_attributes(&inode, &now);
-        let attr_timeout = self.attr_timeout(&now, told);
+        let attr_timeout = self.attr_timeout(&now, is_reported);
         if let Some(file) = &inode.file {
             file.tell_size(now.stx_size);
         }
@@ -253,16 +253,16 @@ impl Passthrough {
 
     pub(crate) fn statfs(&self, node: u64) -> Result<abi::StatfsOut, Errno> {
         let inode = self.inodes.get(node)?;
-        let below = rustix::fs::fstatvfs(self.inodes.anchor(&inode)?)?;
+        let backing = rustix::fs::fstatvfs(self.inodes.anchor(&inode)?)?;
         Ok(abi::StatfsOut {
-            blocks: below.f_blocks,
-            bfree: below.f_bfree,
-            bavail: below.f_bavail,
-            files: below.f_files,
-            ffree: below.f_ffree,
-            bsize: below.f_bsize as u32,
-            namelen: below.f_namemax as u32,
-            frsize: below.f_frsize as u32,
+            blocks: backing.f_blocks,
+            bfree: backing.f_bfree,
+            bavail: backing.f_bavail,
+            files: backing.f_files,
+            ffree: backing.f_ffree,
+            bsize: backing.f_bsize as u32,
+            namelen: backing.f_namemax as u32,
+            frsize: backing.f_frsize as u32,
             ..Default::default()
         })
     }
@@ -287,7 +287,7 @@ impl Passthrough {
         };
         if sets {
             self.change_attributes([Some(&inode), None], || ioctl_on_bytes(fd, args.cmd, &mut buffer))?;
-            self.beside.ask_again(&inode);
+            self.external_changes.ask_again(&inode);
             // The change time has changed. (The caller holds the inode.)
             self.invalidations.forget_attributes(node);
         } else {

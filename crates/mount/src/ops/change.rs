@@ -85,26 +85,26 @@ impl Passthrough {
 
     /// Writes bytes again that the page of the backing file already has. Returns false if the page
     /// differs, or if this is unknown.
-    pub(crate) fn write_again(&self, inode: &Inode, below: &OwnedFd, index: u32, page: &Page) -> Result<bool, Errno> {
+    pub(crate) fn write_again(&self, inode: &Inode, backing: &OwnedFd, index: u32, page: &Page) -> Result<bool, Errno> {
         let Some(file) = &inode.file else { return Ok(false) };
         let start = u64::from(index) * PAGE_SIZE as u64;
         let end = start + PAGE_SIZE as u64;
-        // Nothing of ours can change it from here on, and what somebody has changed beside us is
+        // Nothing of ours can change it from here on, and what somebody has changed externally is
         // found. (Not what he changes from now on until it is written: whoever has the papers' way
         // of doing it has that.)
         let _changing = inode.changing.lock();
         let moment = file.moment();
-        self.borrower.observe(file, moment, stamp_of(&stat(below)?), Writers::Unasked);
+        self.borrower.observe(file, moment, stamp_of(&stat(backing)?), Writers::Unasked);
         if !self.borrower.is_known(file, index, page) {
             return Ok(false);
         }
         let write = |_, _| {
-            let value = write_full(below.as_fd(), page, start, false)?;
+            let value = write_full(backing.as_fd(), page, start, false)?;
             Ok(Outcome { as_announced: value == PAGE_SIZE, ..Outcome::done(()) })
         };
         let plan = |_| Change::Other { start, end };
         let written = Some((start, &page[..]));
-        let result = self.change_held(file, below.as_fd(), plan, write, |_, _| true, written);
+        let result = self.change_held(file, backing.as_fd(), plan, write, |_, _| true, written);
         inode.record_stamp();
         result.map(|outcome| outcome.as_announced)
     }
@@ -234,7 +234,7 @@ impl Passthrough {
         let number = file.kernel_stale();
         let drop_all = || {
             let is_dropped = self.invalidations.drop_all_now(inode, number);
-            self.beside.catch_up(self, inode);
+            self.external_changes.catch_up(self, inode);
             is_dropped
         };
         if !MutexGuard::unlocked(changing, drop_all) {
@@ -276,7 +276,7 @@ fn now_ns() -> i128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i128
 }
 
-/// Whether somebody may have been writing a backing file whose last change beside the mount was at
+/// Whether somebody may have been writing a backing file whose last external change was at
 /// `ctime_ns`. `is_alone` asks whether nobody has it open to write now. (What is ours is ended
 /// before a stamp is taken, so it is only in the way of that question.)
 fn writers(ctime_ns: i128, now_ns: i128, is_alone: impl FnOnce() -> bool) -> Writers {
@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_may_be_writing_is_told_by_the_time_and_by_who_has_the_file_open() {
+    fn possible_writers_are_found_by_time_and_by_open_files() {
         let of = |age: Duration, is_alone| {
             let ctime_ns = -7;
             let age = age.as_nanos() as i128;

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 const CLOSED: u64 = 1 << 63;
 /// Of these, the ids of what is no directory.
 const FILE: u64 = 1 << 62;
-/// Inode numbers are shown in the last of the ranges that the devices below have (see
+/// Inode numbers are shown in the last of the ranges that the backing devices have (see
 /// `backing/device.rs`).
 const INODES: u64 = 0xffff << 48;
 
@@ -54,7 +54,7 @@ impl Passthrough {
     pub(crate) fn closed_entry(&self, parent: &Inode, name: &CStr) -> Result<abi::EntryOut, Errno> {
         let anchor = self.inodes.anchor(parent)?;
         let path = std::fs::read_link(OsStr::from_bytes(ProcPath::new(&anchor).path().to_bytes()));
-        self.crossing.tell(&path.unwrap_or_else(|_| PathBuf::new()).join(OsStr::from_bytes(name.to_bytes())));
+        self.crossing.log(&path.unwrap_or_else(|_| PathBuf::new()).join(OsStr::from_bytes(name.to_bytes())));
         // Of a file system that waits for us nothing may be asked: its type is known without. One
         // that tells nothing is a directory.
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;

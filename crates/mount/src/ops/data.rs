@@ -55,7 +55,7 @@ const OPEN_WAIT: Duration = Duration::from_millis(10);
 
 /// Flags of open(2) that are not passed on. They are decided for each request (O_APPEND, O_DIRECT),
 /// applied by the kernel, or applied separately.
-const NOT_BELOW: OFlags = OFlags::CREATE
+const NOT_IN_BACKING: OFlags = OFlags::CREATE
     .union(OFlags::EXCL)
     .union(OFlags::TRUNC)
     .union(OFlags::NOCTTY)
@@ -68,8 +68,8 @@ const NOT_BELOW: OFlags = OFlags::CREATE
 
 impl Passthrough {
     /// The flags with which a backing file is opened if the caller uses `asked`.
-    pub(crate) fn flags_below(&self, asked: OFlags) -> OFlags {
-        let mut flags = asked - NOT_BELOW;
+    pub(crate) fn backing_flags(&self, asked: OFlags) -> OFlags {
+        let mut flags = asked - NOT_IN_BACKING;
         // The kernel's writeback cache reads the rest of a page before it writes a part.
         if self.write_mode == WriteMode::Back && flags & OFlags::ACCMODE == OFlags::WRONLY {
             flags = (flags - OFlags::ACCMODE) | OFlags::RDWR;
@@ -137,13 +137,13 @@ impl Passthrough {
 
     /// Opens the backing file for the caller. Returns the descriptor and its flags. `waits` is as
     /// for [`Passthrough::open`].
-    pub(crate) fn open_below(&self, inode: &Inode, asked: OFlags, waits: bool) -> Result<(OwnedFd, OFlags), Errno> {
+    pub(crate) fn open_backing(&self, inode: &Inode, asked: OFlags, waits: bool) -> Result<(OwnedFd, OFlags), Errno> {
         if inode.kind != FileType::RegularFile {
             return Err(Errno::NXIO); // The kernel opens special files itself; opening one here could wait for ever.
         }
         let anchor = self.inodes.anchor(inode)?;
         let path = ProcPath::new(&anchor);
-        let flags = self.flags_below(asked);
+        let flags = self.backing_flags(asked);
         // On other file systems O_NONBLOCK may have further meanings.
         let waits = waits || !inode.device.is_local(&anchor);
         let open =
@@ -182,13 +182,13 @@ impl Passthrough {
         }
         let file = Arc::new(OpenFile::new(inode.clone(), fd, backing));
         if asked.contains(OFlags::DIRECT) {
-            file.direct()?; // EINVAL, where the file system below has no O_DIRECT.
+            file.direct()?; // EINVAL, where the backing file system has no O_DIRECT.
         }
         let keep = self.observe_now(&inode, &file, is_new)?;
         if backing.is_some() {
             // Changes of this file are not reported while it is open, so the kernel must ask for
             // its attributes again.
-            self.beside.ask_again(&inode);
+            self.external_changes.ask_again(&inode);
             self.counters.passed_opens.add(1);
         } else if !keep {
             file.drops_cache();
@@ -258,9 +258,9 @@ impl Passthrough {
         }
         // The request is marked as direct, but the handle may have lost the flag. Then its bytes
         // need not be aligned.
-        let direct_below = direct && asked.contains(OFlags::DIRECT);
+        let backing_direct = direct && asked.contains(OFlags::DIRECT);
         // Without such a descriptor, for any reason, the open one is used.
-        let fd = match direct_below.then(|| file.direct()) {
+        let fd = match backing_direct.then(|| file.direct()) {
             Some(Ok(fd)) => fd,
             None | Some(Err(_)) => file.fd.as_fd(),
         };
@@ -339,10 +339,10 @@ impl Passthrough {
         let outcome = attempt.finish(outcome, |outcome| outcome.value.bytes as u64)?;
         let written = outcome.value.bytes;
         if !direct && !append {
-            self.ledger.record(inode, &file.fd, args.offset, args.offset + written as u64);
+            self.dirty_ranges.record(inode, &file.fd, args.offset, args.offset + written as u64);
         } else if append && let Ok(now) = crate::inode::stat(fd) {
             // An append was at the end, whatever its offset.
-            self.ledger.record(inode, &file.fd, now.stx_size.saturating_sub(written as u64), now.stx_size);
+            self.dirty_ranges.record(inode, &file.fd, now.stx_size.saturating_sub(written as u64), now.stx_size);
         }
         self.counters.written_bytes.add(written as u64);
         if waits && !stale.is_empty() {
@@ -445,7 +445,7 @@ impl Passthrough {
             Err(_) if file.inode.device.closes_silently(&file.fd) => return Ok(()),
             Err(_) => {
                 let synced = rustix::fs::fsync(&file.fd).inspect_err(|_| self.writeback_failed(&file.inode));
-                return file.told.tell(&file.fd, synced);
+                return file.reported.report(&file.fd, synced);
             }
         };
         // SAFETY: the descriptor is ours alone and given up here; close reports what dropping it
@@ -471,10 +471,10 @@ impl Passthrough {
             _ => rustix::fs::fdatasync(&file.fd),
         };
         match synced {
-            Ok(()) => self.ledger.synced(file.inode.nodeid, &file.fd),
+            Ok(()) => self.dirty_ranges.synced(file.inode.nodeid, &file.fd),
             Err(_) => self.writeback_failed(&file.inode),
         }
-        file.told.tell(&file.fd, synced)
+        file.reported.report(&file.fd, synced)
     }
 
     /// Handles an error of writeback. The backing file may have older bytes than were written, and

@@ -189,7 +189,7 @@ impl Passthrough {
         let size = scratch.len().min(args.size as usize);
         let mut entries = Entries::new(&mut scratch[..size]);
         let mut given = Vec::new();
-        let looks = self.lookers.lists(task, directory.inode.nodeid, args.offset);
+        let looks = self.readdirplus_hints.lists(task, directory.inode.nodeid, args.offset);
         let result = directory.listing.lock().read(args.offset, |entry| {
             if !entries.fits(entry.name, true) {
                 return false;

@@ -24,7 +24,7 @@ impl Passthrough {
         let caller = Caller { uid, gid: request.header.gid, task };
         match request.operation {
             Operation::Lookup { name } => {
-                self.lookers.looks_up(task, node);
+                self.readdirplus_hints.looks_up(task, node);
                 let entry = self.lookup(node, name, task);
                 let found = entry.as_ref().map_or(0, |entry| entry.nodeid);
                 let sent = self.answer_entry(reply, entry);

@@ -5,8 +5,8 @@
 //! - `attributes`: getattr, statx, setattr, statfs, ioctl; `xattr`: extended ones
 //! - `data`: open, write, flush, fsync, release; `reads`: read; `space`: fallocate, lseek,
 //!   copy_file_range
-//! - `directories`: opendir, readdir, readdirplus, fsyncdir; `lookers`: which tasks get attributes
-//!   with their listings
+//! - `directories`: opendir, readdir, readdirplus, fsyncdir; `readdirplus`: which tasks get
+//!   attributes with their listings
 //! - `closed`: every operation on a mount point that is not crossed into
 //!
 //! Several of them need:

@@ -4,7 +4,7 @@
 //! moved and removed as the daemon's user, because the kernel has checked permissions. Removing or
 //! replacing a name of a file changes its change time, so the change is announced to the borrower.
 //!
-//! None of these operations can be repeated, so each records an intent (see `takeover/resent.rs`).
+//! None of these operations can be repeated, so each records an intent (see `takeover/replay.rs`).
 //! An operation that a dead daemon has begun counts as done if the names show it: the removed or
 //! moved file no longer has its name, or the new file exists.
 
@@ -12,7 +12,7 @@ use crate::filesystem::Passthrough;
 use crate::inode::descriptors::Taken;
 use crate::inode::link_count::Losing;
 use crate::inode::opened::Opened;
-use crate::inode::stale;
+use crate::inode::revalidation;
 use crate::inode::{Believed, Found, Inode, Moved, Name, STATX_MASK, device_of, stat};
 use crate::ops::credentials::{Acting, Creator, Privilege};
 use crate::system::ProcPath;
@@ -69,7 +69,7 @@ impl Passthrough {
                 let long = self.is_believed_for_long(&inode, &now)
                     && name.is_some_and(|(parent, name)| inode.remember_name(parent.nodeid, name));
                 if !long {
-                    // The file was renamed beside the mount: the kernel drops its old name.
+                    // The file was renamed externally: the kernel drops its old name.
                     // Requests by the old name would be refused.
                     self.drop_stale_names(&inode);
                 }
@@ -94,7 +94,7 @@ impl Passthrough {
             }
         };
         let entry: Result<abi::EntryOut, Errno> = find();
-        self.sent_back.looked_up(task, entry.as_ref().ok().map(|entry| entry.nodeid), Instant::now);
+        self.revalidations.looked_up(task, entry.as_ref().ok().map(|entry| entry.nodeid), Instant::now);
         entry
     }
 
@@ -137,18 +137,18 @@ impl Passthrough {
     /// before (see `inode/stale.rs`).
     pub(crate) fn check_name(&self, inode: &Arc<Inode>, task: u32) -> Result<(), Errno> {
         let found = match self.drop_stale_names(inode) {
-            true => stale::Found::Stale,
-            false if inode.may_be_stale() => stale::Found::PerhapsStale,
-            false => stale::Found::Nothing,
+            true => revalidation::Found::Stale,
+            false if inode.may_be_stale() => revalidation::Found::PerhapsStale,
+            false => revalidation::Found::Nothing,
         };
-        self.check_way(task, inode, found)
+        self.check_revalidated(task, inode, found)
     }
 
     /// Checks the name by which a file is asked for, unless the file is open: then the caller may
     /// have it open, and mean that file.
     pub(crate) fn check_name_unless_open(&self, inode: &Arc<Inode>, task: u32) -> Result<(), Errno> {
         match inode.is_open() {
-            true => self.check_way(task, inode, stale::Found::Nothing),
+            true => self.check_revalidated(task, inode, revalidation::Found::Nothing),
             false => self.check_name(inode, task),
         }
     }
@@ -162,8 +162,8 @@ impl Passthrough {
         }
     }
 
-    fn check_way(&self, task: u32, inode: &Inode, found: stale::Found) -> Result<(), Errno> {
-        match self.sent_back.sends_back(task, inode.nodeid, found, Instant::now) {
+    fn check_revalidated(&self, task: u32, inode: &Inode, found: revalidation::Found) -> Result<(), Errno> {
+        match self.revalidations.must_revalidate(task, inode.nodeid, found, Instant::now) {
             true => Err(Errno::STALE),
             false => Ok(()),
         }
@@ -434,7 +434,7 @@ impl Passthrough {
         let Some((inode, fd)) = victim else { return };
         let gone = |now: &rustix::fs::Statx| now.stx_nlink == 0 || inode.kind == FileType::Directory;
         if stat(&fd).is_ok_and(|now| gone(&now)) {
-            self.ledger.remove(inode.nodeid);
+            self.dirty_ranges.remove(inode.nodeid);
             self.inodes.mark_deleted(&inode, fd);
         }
     }
@@ -479,7 +479,7 @@ impl Passthrough {
                 if attempt.begun().is_some()
                     && self.was_made(self.inodes.anchor(parent)?, name, FileType::RegularFile, creator) =>
             {
-                let flags = self.flags_below(asked) | OFlags::NOFOLLOW;
+                let flags = self.backing_flags(asked) | OFlags::NOFOLLOW;
                 openat(self.inodes.anchor(parent)?, name, flags, Mode::empty())
             }
             // The file was created externally, and the kernel's view of the directory is older. The
@@ -515,7 +515,7 @@ impl Passthrough {
         self.found(rustix::fs::open(ProcPath::new(fd).path(), path_only, Mode::empty())?)
     }
 
-    /// Opens a new file below, as the caller; `making` says how it is made.
+    /// Opens a new backing file, as the caller; `making` says how it is made.
     fn open_as(
         &self,
         parent: &Inode,
@@ -525,7 +525,7 @@ impl Passthrough {
         creator: Creator,
     ) -> Result<OwnedFd, Errno> {
         let anchor = self.inodes.anchor(parent)?;
-        let flags = self.flags_below(OFlags::from_bits_retain(args.flags));
+        let flags = self.backing_flags(OFlags::from_bits_retain(args.flags));
         let _acting = Acting::begin(self.privilege, creator)?;
         openat(&anchor, name, flags | making, Mode::from_raw_mode(args.mode & 0o7777))
     }
@@ -538,7 +538,7 @@ impl Passthrough {
         taken: Taken,
     ) -> Result<(abi::EntryOut, abi::OpenOut), Errno> {
         let (entry, inode) = self.enter(self.found_open(&fd)?, name)?;
-        let opened = Opened::new(fd, self.flags_below(asked), taken);
+        let opened = Opened::new(fd, self.backing_flags(asked), taken);
         inode.newest.set(&opened);
         match self.add_open(inode, opened, asked, true) {
             Ok(open) => Ok((entry, open)),

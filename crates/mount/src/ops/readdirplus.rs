@@ -3,13 +3,13 @@
 //! At the beginning of a directory, the kernel also requests the attributes of all entries
 //! (READDIRPLUS). This is fast for `ls -l`, `find -size` or `git status`. For a task that needs
 //! only names, a lookup of each entry costs many times as much as the listing. So a listing has
-//! names only at first. If the same task then looks up one of them, it is a *looker*, and its
+//! names only at first. If the same task then looks up one of them, it gets a *hint*, and its
 //! listings have attributes from then on. The kernel requests missing attributes itself, so a wrong
 //! guess costs only time.
 //!
-//! A looker is tested again from time to time, because the kernel never requests attributes that it
-//! got with a listing. Later in a directory, the kernel requests attributes only if entries of it
-//! were looked up, and gets them.
+//! A task with a hint is tested again from time to time, because the kernel never requests
+//! attributes that it got with a listing. Later in a directory, the kernel requests attributes only
+//! if entries of it were looked up, and gets them.
 
 use parking_lot::Mutex;
 
@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 /// replaces the older one.
 const TASKS: usize = 64;
 
-/// Number of directories that a looker gets with attributes before it is tested again.
+/// Number of directories that a task with a hint gets with attributes before it is tested again.
 const LISTINGS_MAX: u32 = 64;
 
 #[derive(Clone, Copy, Default)]
@@ -30,17 +30,17 @@ struct Task {
 }
 
 /// The tasks that have listed directories recently.
-pub(crate) struct Lookers {
+pub(crate) struct ReaddirplusHints {
     tasks: Mutex<[Task; TASKS]>,
 }
 
-impl Default for Lookers {
-    fn default() -> Lookers {
-        Lookers { tasks: Mutex::new([Task::default(); TASKS]) }
+impl Default for ReaddirplusHints {
+    fn default() -> ReaddirplusHints {
+        ReaddirplusHints { tasks: Mutex::new([Task::default(); TASKS]) }
     }
 }
 
-impl Lookers {
+impl ReaddirplusHints {
     /// The task reads the directory from that offset on. Does it want attributes?
     pub(crate) fn lists(&self, id: u32, directory: u64, offset: u64) -> bool {
         if offset != 0 {
@@ -71,28 +71,31 @@ mod tests {
     const ID: u32 = 7;
 
     #[test]
-    fn who_looks_up_is_given_attributes() {
-        let lookers = Lookers::default();
-        assert!(!lookers.lists(ID, 1, 0));
-        assert!(!lookers.lists(ID, 2, 0));
-        lookers.looks_up(ID, 1); // Not what it listed last.
-        lookers.looks_up(ID + 1, 2); // Not who listed it.
-        assert!(!lookers.lists(ID, 2, 0));
-        lookers.looks_up(ID, 2);
-        assert!(lookers.lists(ID, 3, 0));
-        assert!(!lookers.lists(ID + 1, 3, 0));
-        assert!(lookers.lists(ID + 1, 3, 100), "the kernel knows");
+    fn a_task_that_looks_up_gets_attributes() {
+        let readdirplus_hints = ReaddirplusHints::default();
+        assert!(!readdirplus_hints.lists(ID, 1, 0));
+        assert!(!readdirplus_hints.lists(ID, 2, 0));
+        readdirplus_hints.looks_up(ID, 1); // Not what it listed last.
+        readdirplus_hints.looks_up(ID + 1, 2); // Not who listed it.
+        assert!(!readdirplus_hints.lists(ID, 2, 0));
+        readdirplus_hints.looks_up(ID, 2);
+        assert!(readdirplus_hints.lists(ID, 3, 0));
+        assert!(!readdirplus_hints.lists(ID + 1, 3, 0));
+        assert!(readdirplus_hints.lists(ID + 1, 3, 100), "the kernel knows");
     }
 
     #[test]
-    fn a_looker_is_put_to_the_test_again() {
-        let lookers = Lookers::default();
-        lookers.lists(ID, 1, 0);
-        lookers.looks_up(ID, 1);
-        assert_eq!((0..100).filter(|directory| lookers.lists(ID, *directory, 0)).count() as u32, LISTINGS_MAX);
-        lookers.looks_up(ID, 99);
-        assert!(lookers.lists(ID, 1, 0));
-        assert!(!lookers.lists(ID + TASKS as u32, 1, 0), "another task in its place");
-        assert!(!lookers.lists(ID, 2, 0));
+    fn a_task_with_a_hint_is_tested_again() {
+        let readdirplus_hints = ReaddirplusHints::default();
+        readdirplus_hints.lists(ID, 1, 0);
+        readdirplus_hints.looks_up(ID, 1);
+        assert_eq!(
+            (0..100).filter(|directory| readdirplus_hints.lists(ID, *directory, 0)).count() as u32,
+            LISTINGS_MAX
+        );
+        readdirplus_hints.looks_up(ID, 99);
+        assert!(readdirplus_hints.lists(ID, 1, 0));
+        assert!(!readdirplus_hints.lists(ID + TASKS as u32, 1, 0), "another task in its place");
+        assert!(!readdirplus_hints.lists(ID, 2, 0));
     }
 }

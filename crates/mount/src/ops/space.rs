@@ -62,7 +62,7 @@ impl Passthrough {
     }
 
     /// The kernel asks here whatever it has not written yet (fs/fuse/file.c, fuse_lseek), which is
-    /// a hole below, or behind its end. So what is one there is written first.
+    /// a hole in the backing file, or behind its end. So what is one there is written first.
     pub(crate) fn lseek(&self, args: &abi::LseekIn) -> Result<abi::LseekOut, Errno> {
         let file = self.handles.file(args.fh)?;
         if args.offset > i64::MAX as u64 {

@@ -45,8 +45,8 @@ impl Passthrough {
         let is_list = || name.to_bytes().starts_with(ACCESS_CONTROL_LIST);
         match got {
             // A kernel that checks lists fails with this error instead of checking the mode
-            // (fs/namei.c, `check_acl`). Some file systems below SOURCE may have no lists, though
-            // SOURCE has.
+            // (fs/namei.c, `check_acl`). Some file systems mounted in SOURCE may have no lists,
+            // though SOURCE has.
             Err(Errno::OPNOTSUPP) if self.checks_lists && is_list() => Err(Errno::NODATA),
             Err(Errno::IO) if !self.checks_lists && is_list() => Err(Errno::OPNOTSUPP),
             got => got,

@@ -77,7 +77,7 @@ pub enum Message {
     /// To the supervisor: close the descriptor that is held for this purpose.
     Release(Held),
     /// To a successor: all descriptors were sent.
-    AllGiven,
+    AllSent,
     /// To the supervisor: the daemon serves. The text is for the process that waits for the mount.
     Ready(String),
     /// To the supervisor: the daemon is about to end, and this program takes over. The client that
@@ -95,7 +95,7 @@ pub enum Message {
 }
 
 const RELEASE: u32 = 16;
-const ALL_GIVEN: u32 = 32;
+const ALL_SENT: u32 = 32;
 const READY: u32 = 33;
 const UPGRADE: u32 = 34;
 const STOP: u32 = 35;
@@ -151,7 +151,7 @@ impl Channel {
         let (kind, number, text, fd) = match message {
             Message::Hold(held, fd) => return self.hold(*held, fd.as_fd()),
             Message::Release(held) => (RELEASE + held.code().0, held.code().1, "", None),
-            Message::AllGiven => (ALL_GIVEN, 0, "", None),
+            Message::AllSent => (ALL_SENT, 0, "", None),
             Message::Ready(text) => (READY, 0, text.as_str(), None),
             Message::Upgrade(text, fd) => (UPGRADE, 0, text.as_str(), fd.as_ref().map(AsFd::as_fd)),
             Message::Stop(signal) => (STOP, *signal as u64, "", None),
@@ -276,7 +276,7 @@ impl Channel {
             (RELEASE.., _) if Held::from_code(kind - RELEASE, number).is_some() => {
                 Held::from_code(kind - RELEASE, number).map(Message::Release)
             }
-            (ALL_GIVEN, _) => Some(Message::AllGiven),
+            (ALL_SENT, _) => Some(Message::AllSent),
             (READY, _) => Some(Message::Ready(text())),
             (UPGRADE, fd) => Some(Message::Upgrade(text(), fd)),
             (STOP, _) => Some(Message::Stop(number as i32)),
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn what_was_sent_outlives_its_sender() {
-        let (daemon, keeper) = Channel::pair().unwrap();
+        let (daemon, supervisor) = Channel::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
         for handle in 0..1000 {
             daemon.hold(Held::Open(handle), file.as_fd()).unwrap();
@@ -309,13 +309,13 @@ mod tests {
         daemon.send(&Message::Upgrade("/a/program".into(), None)).unwrap();
         drop(daemon);
         for handle in 0..1000 {
-            let Some(Message::Hold(held, _fd)) = keeper.receive().unwrap() else { panic!() };
+            let Some(Message::Hold(held, _fd)) = supervisor.receive().unwrap() else { panic!() };
             assert_eq!(held, Held::Open(handle));
         }
-        assert!(matches!(keeper.receive().unwrap(), Some(Message::Release(Held::Open(7)))));
-        assert!(matches!(keeper.receive().unwrap(), Some(Message::Ready(text)) if text == "of use"));
-        assert!(matches!(keeper.receive().unwrap(), Some(Message::Upgrade(path, None)) if path == "/a/program"));
-        assert!(keeper.receive().unwrap().is_none());
-        assert!(keeper.send(&Message::AllGiven).is_err());
+        assert!(matches!(supervisor.receive().unwrap(), Some(Message::Release(Held::Open(7)))));
+        assert!(matches!(supervisor.receive().unwrap(), Some(Message::Ready(text)) if text == "of use"));
+        assert!(matches!(supervisor.receive().unwrap(), Some(Message::Upgrade(path, None)) if path == "/a/program"));
+        assert!(supervisor.receive().unwrap().is_none());
+        assert!(supervisor.send(&Message::AllSent).is_err());
     }
 }

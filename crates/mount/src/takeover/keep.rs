@@ -35,12 +35,12 @@ impl Keep {
 
     /// Has the supervisor hold a descriptor. An error affects the successor, not this daemon.
     pub(crate) fn hold(&self, held: Held, fd: BorrowedFd<'_>) {
-        self.tell(held, Some(fd));
+        self.send(held, Some(fd));
     }
 
     /// Has the supervisor close a descriptor that it holds.
     pub(crate) fn release(&self, held: Held) {
-        self.tell(held, None);
+        self.send(held, None);
     }
 
     /// Number of descriptors that the supervisor has not yet received, or not yet closed.
@@ -54,7 +54,7 @@ impl Keep {
         self.outbox.as_ref().is_none_or(|outbox| outbox.flush(limit))
     }
 
-    fn tell(&self, held: Held, fd: Option<BorrowedFd<'_>>) {
+    fn send(&self, held: Held, fd: Option<BorrowedFd<'_>>) {
         let Some(outbox) = &self.outbox else { return };
         if !self.handed_over.load(Ordering::Acquire) {
             outbox.put(held, fd);

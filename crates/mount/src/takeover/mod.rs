@@ -6,7 +6,7 @@
 //! - [`channel`]: messages to and from the supervisor, with descriptors.
 //! - `outbox`: messages that wait for a stopped supervisor.
 //! - `keep`: the interface of both for the rest of the daemon.
-//! - [`given`]: the descriptors that a successor gets.
+//! - [`inherited`]: the descriptors that a successor gets.
 //! - `restore`: a successor takes over.
 //! - `replay`: requests that the kernel sends again are executed once.
 //!
@@ -15,7 +15,7 @@
 //! lookup, a READ or a write. An open of a file costs one message.
 
 pub mod channel;
-pub mod given;
+pub mod inherited;
 mod keep;
 pub mod layout;
 pub(crate) mod memory;

@@ -28,7 +28,7 @@ const WAITING_PART: u64 = 64;
 /// reason is the number of descriptors in transit.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// If the supervisor reads nothing for so long, this is logged.
-const TOLD_AFTER: Duration = Duration::from_secs(1);
+const LOG_AFTER: Duration = Duration::from_secs(1);
 
 /// The queue of messages to one supervisor. After it is dropped, nothing is sent.
 pub(crate) struct Outbox(Arc<Shared>);
@@ -133,7 +133,7 @@ impl Shared {
     }
 
     fn deliver(&self) {
-        let (mut stuck, mut is_told) = (None, false);
+        let (mut stuck, mut is_logged) = (None, false);
         let mut state = self.state.lock();
         while !state.is_closed {
             let Some(first) = state.waiting.first_entry() else {
@@ -146,14 +146,14 @@ impl Shared {
                 Ok(true) => {
                     drop(first.remove());
                     stuck = None;
-                    if std::mem::take(&mut is_told) {
+                    if std::mem::take(&mut is_logged) {
                         state.has_lost = false;
                         tracing::info!("the supervisor of this mount reads messages again");
                     }
                 }
                 Ok(false) => {
                     let stuck = stuck.get_or_insert_with(Instant::now);
-                    if stuck.elapsed() > TOLD_AFTER && !std::mem::replace(&mut is_told, true) {
+                    if stuck.elapsed() > LOG_AFTER && !std::mem::replace(&mut is_logged, true) {
                         tracing::warn!(
                             "the supervisor of this mount reads nothing: descriptors of opened files wait for it"
                         );

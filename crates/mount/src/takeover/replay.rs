@@ -42,21 +42,21 @@ pub(crate) fn prepare_thread(memory: &Arc<Memory>) {
 
 /// The unanswered operations of previous daemons, by request number.
 #[derive(Default)]
-pub(crate) struct Resent {
-    left: Mutex<HashMap<u64, Left>>,
+pub(crate) struct Replays {
+    unanswered: Mutex<HashMap<u64, Unanswered>>,
 }
 
-struct Left {
+struct Unanswered {
     intent: Intent,
     slots: Vec<IntentSlot>,
 }
 
-impl Resent {
-    pub(crate) fn new(memory: &Arc<Memory>, intents: Vec<Intent>) -> Resent {
-        let mut left: HashMap<u64, Left> = HashMap::new();
+impl Replays {
+    pub(crate) fn new(memory: &Arc<Memory>, intents: Vec<Intent>) -> Replays {
+        let mut unanswered: HashMap<u64, Unanswered> = HashMap::new();
         for intent in intents {
             let slot = memory.intent_at(intent.slot);
-            let known = left.entry(intent.request).or_insert_with(|| Left { intent, slots: Vec::new() });
+            let known = unanswered.entry(intent.request).or_insert_with(|| Unanswered { intent, slots: Vec::new() });
             // A successor was killed, too, while it repeated the operation. The intent that is done
             // counts.
             if intent.done.is_some() {
@@ -64,25 +64,25 @@ impl Resent {
             }
             known.slots.push(slot);
         }
-        Resent { left: Mutex::new(left) }
+        Replays { unanswered: Mutex::new(unanswered) }
     }
 
     /// Begins the handling of a request.
     pub(crate) fn attempt<'a>(&'a self, request: &Request<'_>) -> Attempt<'a> {
         let number = request.number();
         let earlier = match request.is_resent() {
-            true => self.left.lock().get(&number).map(|left| left.intent),
+            true => self.unanswered.lock().get(&number).map(|unanswered| unanswered.intent),
             false => None,
         };
         let is_resent = request.is_resent();
         let (opcode, uid) = (request.header.opcode, request.header.uid);
-        Attempt { resent: self, number, opcode, uid, earlier, is_resent, slot: RefCell::new(None) }
+        Attempt { replays: self, number, opcode, uid, earlier, is_resent, slot: RefCell::new(None) }
     }
 }
 
 /// The handling of one request.
 pub(crate) struct Attempt<'a> {
-    resent: &'a Resent,
+    replays: &'a Replays,
     number: u64,
     opcode: u32,
     uid: u32,
@@ -147,9 +147,9 @@ impl Attempt<'_> {
             slot.clear();
         }
         if self.earlier.is_some()
-            && let Some(left) = self.resent.left.lock().remove(&self.number)
+            && let Some(unanswered) = self.replays.unanswered.lock().remove(&self.number)
         {
-            left.slots.iter().for_each(IntentSlot::clear);
+            unanswered.slots.iter().for_each(IntentSlot::clear);
         }
     }
 }
@@ -179,18 +179,18 @@ mod tests {
         });
         let successor = || Memory::take_over(rustix::io::dup(memory.fd()).unwrap()).unwrap();
         let (plain, again) = (request(8), request(8 | abi::UNIQUE_RESEND));
-        let resent = Resent::default();
+        let replays = Replays::default();
         prepare_thread(&memory);
-        let attempt = resent.attempt(&Request::decode(&plain, 0).unwrap());
+        let attempt = replays.attempt(&Request::decode(&plain, 0).unwrap());
         assert!(!attempt.is_resent() && attempt.done().is_none() && attempt.begun().is_none());
         attempt.begin(77);
 
         // Killed here; the successor begins it again, and is killed, too.
         let (second, state) = successor();
         let second = Arc::new(second);
-        let resent = Resent::new(&second, state.intents);
+        let replays = Replays::new(&second, state.intents);
         prepare_thread(&second);
-        let attempt = resent.attempt(&Request::decode(&again, 0).unwrap());
+        let attempt = replays.attempt(&Request::decode(&again, 0).unwrap());
         assert_eq!((attempt.begun(), attempt.done()), (Some(77), None));
         attempt.begin(1);
         attempt.finish(Ok(()), |()| 5).unwrap();
@@ -198,8 +198,8 @@ mod tests {
         let (third, state) = successor();
         assert_eq!(state.intents.len(), 2);
         let third = Arc::new(third);
-        let resent = Resent::new(&third, state.intents);
-        let attempt = resent.attempt(&Request::decode(&again, 0).unwrap());
+        let replays = Replays::new(&third, state.intents);
+        let attempt = replays.attempt(&Request::decode(&again, 0).unwrap());
         assert_eq!(attempt.done(), Some(Ok(5)));
         attempt.answered();
         assert_eq!(successor().1.intents, []);

@@ -12,9 +12,9 @@ use crate::filesystem::Passthrough;
 use crate::inode::Inodes;
 use crate::inode::handle::Handles;
 use crate::inode::opened::Opened;
-use crate::inode::purge::Sweep;
-use crate::inode::stale::SentBack;
-use crate::kernel::beside::Beside;
+use crate::inode::purge::Purge;
+use crate::inode::revalidation::Revalidations;
+use crate::kernel::external_changes::ExternalChanges;
 use crate::kernel::invalidation::Invalidations;
 use crate::kernel::passthrough::Connection;
 use crate::lifecycle::config::{Config, WriteMode};
@@ -24,14 +24,14 @@ use crate::lifecycle::starting::{THREADS_MIN, descriptors, failed, raise_limits}
 use crate::lifecycle::status::Counters;
 use crate::lifecycle::workers::WORKERS_MAX;
 use crate::ops::credentials::Privilege;
-use crate::ops::readdirplus::Lookers;
+use crate::ops::readdirplus::ReaddirplusHints;
 use crate::system::ProcPath;
 use crate::takeover::Keep;
 use crate::takeover::channel::{Channel, Held};
-use crate::takeover::given::Given;
+use crate::takeover::inherited::Inherited;
 use crate::takeover::layout::{self, State};
 use crate::takeover::memory::Memory;
-use crate::takeover::replay::Resent;
+use crate::takeover::replay::Replays;
 use borrower::Borrower;
 use fuse::abi::init;
 use fuse::{Negotiated, Session};
@@ -50,8 +50,8 @@ impl Mount {
     /// Fails if the descriptors are incomplete, or of another version.
     pub fn take_over<E>(
         config: &Config,
-        given: Given,
-        keeper: Option<Arc<Channel>>,
+        inherited: Inherited,
+        supervisor: Option<Arc<Channel>>,
         make_borrower: impl FnOnce(MountInfo) -> Result<Arc<Borrower>, E>,
     ) -> Result<Mount, Error>
     where
@@ -60,12 +60,12 @@ impl Mount {
         raise_limits();
         let taking = |error: io::Error| failed("take the mount over", error);
         let missing = |what: &str| taking(io::Error::other(format!("{what} was not given")));
-        let Given { state, source, mut devices, opens, nodes } = given;
+        let Inherited { state, source, mut devices, opens, nodes } = inherited;
         let state = state.ok_or_else(|| missing("the state memory"))?;
         let readable = source.ok_or_else(|| missing("the backing directory"))?;
         let device = devices.remove(&0).ok_or_else(|| missing("the connection to the kernel"))?;
         let (memory, state) = Memory::take_over(state).map_err(taking)?;
-        let keep = Keep::new(Arc::new(memory), keeper).map_err(taking)?;
+        let keep = Keep::new(Arc::new(memory), supervisor).map_err(taking)?;
         keep.memory.claim_when_free();
         let session = Session::resume(device, Negotiated { minor: state.minor, capabilities: state.capabilities });
         let can_resend = state.capabilities & init::HAS_RESEND != 0;
@@ -127,7 +127,7 @@ fn restore(
         }
     }
     borrower.keys_from(page::FileKey(state.next_key));
-    let resent = Resent::new(&memory, state.intents);
+    let replays = Replays::new(&memory, state.intents);
     let crossing = Crossing::new(&readable, config.cross_mounts)?;
     let (inodes, lost_nodes) = Inodes::restore(
         &state.devices,
@@ -149,27 +149,27 @@ fn restore(
             "{lost_nodes} inodes and {lost_opens} open files could not be found again: who uses them gets an error"
         );
     }
-    let beside = Beside::start(&readable, config, privilege, true)?;
+    let external_changes = ExternalChanges::start(&readable, config, privilege, true)?;
     Ok(Passthrough {
         inodes,
         handles,
         keep,
         connection,
-        resent,
+        replays,
         borrower,
-        ledger: DirtyRanges::new(config),
+        dirty_ranges: DirtyRanges::new(config),
         invalidations,
-        sweep: Sweep::default(),
-        lookers: Lookers::default(),
-        sent_back: SentBack::default(),
-        beside,
+        purge: Purge::default(),
+        readdirplus_hints: ReaddirplusHints::default(),
+        revalidations: Revalidations::default(),
+        external_changes,
         crossing,
         counters: Counters::default(),
         write_mode: if state.write_back { WriteMode::Back } else { WriteMode::Through },
         privilege,
         checks_lists: state.capabilities & init::POSIX_ACL != 0,
         attr_timeout: config.attr_timeout,
-        told_attr_timeout: config.told_attr_timeout,
+        reported_attr_timeout: config.reported_attr_timeout,
         entry_timeout: config.entry_timeout,
         source: readable,
         own_device: state.own_device,

@@ -57,7 +57,7 @@ pub fn has_program(test: &str, program: &str) -> bool {
     found
 }
 
-/// A directory below, a directory beside it, and the one mounted on the other.
+/// A backing directory, a directory beside it, and the one mounted on the other.
 ///
 /// The fields are dropped in this order: the mount is detached before what it is over, and that
 /// before the directory is removed.
@@ -75,18 +75,18 @@ impl Mounted {
 
     pub fn with(change: impl FnOnce(&mut Config)) -> Mounted {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::create_dir(directory.path().join("below")).unwrap();
+        std::fs::create_dir(directory.path().join("backing")).unwrap();
         Mounted::over(directory, None, change)
     }
 
-    /// `directory` holds `below` already; `over` is mounted somewhere in there.
+    /// `directory` holds `backing` already; `over` is mounted somewhere in there.
     pub fn over(directory: TempDir, over: Option<FileSystem>, change: impl FnOnce(&mut Config)) -> Mounted {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        let below = directory.path().join("below");
+        let backing = directory.path().join("backing");
         let mountpoint = directory.path().join("mountpoint");
         std::fs::create_dir(&mountpoint).unwrap();
-        let mut config = Config::new(below, mountpoint);
+        let mut config = Config::new(backing, mountpoint);
         config.threads = 4;
         change(&mut config);
         let in_place = config.source == config.mountpoint;
@@ -97,13 +97,13 @@ impl Mounted {
 
     /// A path through the mount.
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
-        self.directory.path().join(if self.in_place { "below" } else { "mountpoint" }).join(name)
+        self.directory.path().join(if self.in_place { "backing" } else { "mountpoint" }).join(name)
     }
 
-    /// The same path below.
-    pub fn below(&self, name: impl AsRef<Path>) -> PathBuf {
+    /// The path in the backing directory.
+    pub fn backing(&self, name: impl AsRef<Path>) -> PathBuf {
         assert!(!self.in_place);
-        self.directory.path().join("below").join(name)
+        self.directory.path().join("backing").join(name)
     }
 
     /// Waits until no file is open: the kernel closes them after close(2) has returned.
@@ -115,7 +115,7 @@ impl Mounted {
         &self.mount
     }
 
-    /// Ends the mount; what was below stays until the directory is dropped.
+    /// Ends the mount; the backing directory stays until the directory is dropped.
     pub fn end(self) -> TempDir {
         let Mounted { mount, directory, .. } = self;
         // The kernel may let go of what was closed after close(2) has returned.
@@ -139,15 +139,15 @@ pub fn both_modes(test: impl Fn(Mounted)) {
     }
 }
 
-/// A directory in which nothing is mounted yet, and `below` in it.
-pub fn new_below() -> (TempDir, PathBuf) {
+/// A directory in which nothing is mounted yet, and `backing` in it.
+pub fn new_backing() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
-    let below = directory.path().join("below");
-    std::fs::create_dir(&below).unwrap();
-    (directory, below)
+    let backing = directory.path().join("backing");
+    std::fs::create_dir(&backing).unwrap();
+    (directory, backing)
 }
 
-/// A file system of a small size, on `directory/below`.
+/// A file system of a small size, on `directory/backing`.
 pub struct FileSystem(PathBuf);
 
 impl FileSystem {

@@ -20,7 +20,7 @@ pub struct Options {
 
     /// The node lends again after nearly no evictions for so long, in seconds. If it has to borrow
     /// soon after, this time doubles, up to 32 times as long.
-    #[arg(long, value_name = "SECONDS", default_value_t = ::pool::role::CALM_DEFAULT.as_secs(),
+    #[arg(long, value_name = "SECONDS", default_value_t = ::discovery::role::CALM_DEFAULT.as_secs(),
         value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub calm: u64,
 

@@ -1,7 +1,7 @@
 //! The options of `pumapool role`.
 
 use clap::ValueEnum;
-use pool::role::Wanted;
+use discovery::role::Wanted;
 use serde::{Deserialize, Serialize};
 
 /// Options of `role`.

@@ -194,9 +194,9 @@ fn pressure() -> Finding {
 /// Checks for a memory limit. The daemon serves page-cache misses and writes, so it must not wait
 /// for memory that only it can free.
 fn cgroup() -> Finding {
-    let mut headroom = lender::headroom::Headroom::new(Path::new("/proc"));
-    let machine = headroom.machine_bytes().ok();
-    let limited = headroom.read().map(|memory| memory.total_bytes).ok();
+    let mut available_memory = lender::available_memory::AvailableMemory::new(Path::new("/proc"));
+    let machine = available_memory.machine_bytes().ok();
+    let limited = available_memory.read().map(|memory| memory.total_bytes).ok();
     let limited = limited.filter(|total| machine.is_some_and(|machine| *total < machine));
     Finding {
         what: "memory cgroup",

@@ -2,7 +2,7 @@
 //!
 //! The lender and gossip are in this process. Each mount is a `pumapool mount` of its own
 //! (`joined.rs`), which survives like any other. Twice a second the node asks its mounts for their
-//! evictions, [`pool::role`] decides on the role, and the node applies it:
+//! evictions, [`discovery::role`] decides on the role, and the node applies it:
 //!
 //! - to *borrow*: first the lender refuses new pages, gives back its pages, and gossip announces
 //!   that it does not lend. Only when the lender is empty do the mounts begin to put.
@@ -23,8 +23,8 @@ use crate::daemon::{
     control::{self, answer},
     pool, security,
 };
-use ::pool::Gossip;
-use ::pool::role::{self as node_role, Config, Role, Roles};
+use ::discovery::Gossip;
+use ::discovery::role::{self as node_role, Config, Role, Roles};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use parking_lot::Mutex;

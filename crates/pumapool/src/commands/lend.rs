@@ -3,7 +3,7 @@
 use crate::cli::lend::{CHANGEABLE, Lending, Options};
 use crate::config::{self, Changeable};
 use crate::daemon::{Daemon, confine, control, pool, security};
-use ::pool::Gossip;
+use ::discovery::Gossip;
 use anyhow::Result;
 use report::Confined;
 use std::process::ExitCode;

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use borrower::cgroups::Cgroups;
 use borrower::{Borrower, Strategy};
 use mount::handover::channel::{Channel, Message};
-use mount::handover::given::Given;
+use mount::handover::inherited::Inherited;
 use report::{Borrowing, Fill, Reply, Strategy as Policy, Upgraded, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -84,7 +84,7 @@ fn run_for(options: Options, guests: Option<Arc<Guests>>) -> Result<ExitCode> {
 
 /// The daemon: mounts, or takes over from the supervisor, and serves.
 fn serve(options: Options, guests: Option<Arc<Guests>>, mut kept: Kept) -> Result<ExitCode> {
-    let given = Given::receive(&kept.channel).context("cannot receive from the supervisor")?;
+    let given = Inherited::receive(&kept.channel).context("cannot receive from the supervisor")?;
     let takes_over = !given.is_empty();
     let (pool, security) = (&options.pool, options.security.clone());
     let membership = Membership::begin(&options.lender, pool, security, options.except.clone(), takes_over)?;

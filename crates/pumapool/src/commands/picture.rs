@@ -20,7 +20,7 @@ pub fn save(svg: &str, file: &Path) -> Result<()> {
     if file.extension().is_some_and(|extension| extension == "svg") {
         return std::fs::write(file, svg).with_context(|| format!("cannot write {}", file.display()));
     }
-    if !drawing::render(svg, file).map_err(anyhow::Error::msg)? {
+    if !charts::render(svg, file).map_err(anyhow::Error::msg)? {
         bail!("drawing a .png needs a font: install one (fonts-dejavu-core), or write an .svg");
     }
     Ok(())

@@ -3,7 +3,7 @@
 use crate::cli::role::Options;
 use crate::daemon::control;
 use anyhow::{Result, anyhow, bail};
-use pool::role::Wanted;
+use discovery::role::Wanted;
 use report::{Reply, RoleSet, RoleWanted};
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -157,7 +157,7 @@ fn restrict_files<'a>(
     let status = Ruleset::default()
         .handle_access(AccessFs::from_all(LANDLOCK))?
         .create()?
-        .add_rules(path_beneath_rules(lender::headroom::memory_folders(), reads))?
+        .add_rules(path_beneath_rules(lender::available_memory::memory_folders(), reads))?
         .add_rules(path_beneath_rules(RESOLVER_READS, reads))?
         .add_rules(path_beneath_rules(configurations, AccessFs::ReadFile))?
         .add_rules(path_beneath_rules(removes, AccessFs::RemoveFile))?

@@ -8,7 +8,7 @@
 
 use crate::cli;
 use crate::daemon::{lenders::Lenders, pool, security};
-use ::pool::Gossip;
+use ::discovery::Gossip;
 use anyhow::Result;
 use borrower::{Borrower, LenderAddress};
 use parking_lot::Mutex;

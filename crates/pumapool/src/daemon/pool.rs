@@ -2,7 +2,7 @@
 
 use crate::cli::pool::Options;
 use crate::daemon::lenders::Lenders;
-use ::pool::{Config, Gossip, Lender, Member, Security, local_address_towards};
+use ::discovery::{Config, Gossip, Lender, Member, Security, local_address_towards};
 use anyhow::{Context, Result};
 use borrower::LenderAddress;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};

@@ -370,7 +370,7 @@ impl Keeper {
         let given = self.held.iter().try_for_each(|(held, fd)| ours.hold(*held, fd.as_fd()));
         // If a descriptor cannot be sent, the daemon would wait for ever. (If the daemon has ended
         // already, this is detected later.)
-        if given.and_then(|()| ours.send(&Message::AllGiven)).is_err() || end.is_err() {
+        if given.and_then(|()| ours.send(&Message::AllSent)).is_err() || end.is_err() {
             let _ = child.kill();
         }
         let end = match end {

@@ -40,10 +40,10 @@ struct tap_event {
  * highest bits are the number of the line, and the lower half, made odd, is the fingerprint of its
  * pages.
  */
-#define OMITTED_LINE_PAGES 16
-#define OMITTED_MULTIPLIER 0x9e3779b97f4a7c15ULL
-struct omitted_line {
-	u32 fingerprints[OMITTED_LINE_PAGES];
+#define SKIP_LIST_LINE_PAGES 16
+#define SKIP_LIST_MULTIPLIER 0x9e3779b97f4a7c15ULL
+struct skip_list_line {
+	u32 fingerprints[SKIP_LIST_LINE_PAGES];
 };
 
 /* One record of the other ring: consecutive pages that were added to the page cache. */
@@ -60,7 +60,7 @@ struct tap_config {
 	u64 linear_base;  /* address of the byte at physical address 0 */
 	u32 device;       /* s_dev of the file system that is tapped: major << 20 | minor */
 	u32 tells_cgroup; /* 0: the control groups of pages are not needed */
-	u64 omitted_shift; /* 64 less the bits of a line's number in the table of omitted pages */
+	u64 skip_list_shift; /* 64 less the bits of a line's number in the skip list */
 };
 
 /*
@@ -82,32 +82,32 @@ struct tap_counters {
 };
 
 /* File systems that are watched at once. */
-#define WATCH_DEVICES 8
+#define TRACE_DEVICES 8
 
-/* The watch's configuration, set before it is loaded (.rodata). */
-struct watch_config {
-	u32 devices[WATCH_DEVICES]; /* s_dev of each; unused ones 0 */
+/* The access trace's configuration, set before it is loaded (.rodata). */
+struct trace_config {
+	u32 devices[TRACE_DEVICES]; /* s_dev of each; unused ones 0 */
 };
 
 /* Shared while it runs (.bss). */
-struct watch_shared {
+struct trace_shared {
 	u32 unused;
 	u32 reserved;
 	u64 threshold; /* pages whose hash is below it are reported one by one; 1 << 32: all */
 };
 
-enum watch_kind {
-	WATCH_ADDED = 1,   /* pages were added to the page cache; reported for all, sampled or not */
-	WATCH_EVICTED,     /* reclaim evicted pages */
-	WATCH_INVALIDATED, /* pages left in another way */
-	WATCH_READ,	   /* a program reads a sampled page */
-	WATCH_WRITTEN,     /* the pages that this task added last were added to be written */
-	WATCH_WAITED,      /* the page that this task added last was readable after this time in nanoseconds */
-	WATCH_MAPPED,      /* cached pages were mapped around one that a program touched */
+enum trace_kind {
+	TRACE_ADDED = 1,   /* pages were added to the page cache; reported for all, sampled or not */
+	TRACE_EVICTED,     /* reclaim evicted pages */
+	TRACE_INVALIDATED, /* pages left in another way */
+	TRACE_READ,	   /* a program reads a sampled page */
+	TRACE_WRITTEN,     /* the pages that this task added last were added to be written */
+	TRACE_WAITED,      /* the page that this task added last was readable after this time in nanoseconds */
+	TRACE_MAPPED,      /* cached pages were mapped around one that a program touched */
 };
 
-/* One record of the watch's ring. */
-struct watch_event {
+/* One record of the access trace's ring. */
+struct trace_event {
 	u32 kind;
 	u32 device;
 	u64 inode;
@@ -118,29 +118,29 @@ struct watch_event {
 };
 
 /* Counts since it was attached; one such struct per CPU. */
-struct watch_counters {
+struct trace_counters {
 	u64 read_pages; /* pages that programs read, sampled or not; a page once a call */
 	u64 ring_full;  /* records lost */
 };
 
 /* Files of one page each, all on one file system, that the calibration uses. */
-#define CALIBRATE_FILES 4
+#define PROBE_FILES 4
 
 /* The calibration's configuration (.rodata). */
-struct calibrate_config {
-	u64 inodes[CALIBRATE_FILES]; /* i_ino */
+struct probe_config {
+	u64 inodes[PROBE_FILES]; /* i_ino */
 	u32 device;                  /* s_dev */
 	u32 reserved;                /* 0 */
 };
 
 /* The state of the page of the file at the same position in `inodes` when it left the cache; before that, all zero. */
-struct calibrate_sighting {
+struct probe_sighting {
 	u64 folio;             /* address of its struct folio */
 	u64 struct_page_bytes; /* sizeof(struct page) */
 };
 
 /* The answer of one run of `peek`. */
-struct calibrate_peek {
+struct probe_peek {
 	u64 task;   /* address of the running task's task_struct: an address in the linear map */
 	u64 failed; /* 0: `page` holds the bytes at the requested address */
 	u8 page[TAP_PAGE_SIZE];

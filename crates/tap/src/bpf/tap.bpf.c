@@ -36,8 +36,8 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 64); /* replaced before the load */
 	__type(key, u32);
-	__type(value, struct omitted_line);
-} omitted_pages SEC(".maps");
+	__type(value, struct skip_list_line);
+} skip_list SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -86,16 +86,16 @@ static __always_inline u64 wakeup(void)
  * Returns whether the consumer does not need the bytes of this page. The hint applies to one
  * eviction: if it was wrong, or is no longer right, the next eviction is captured.
  */
-static __always_inline int is_omitted(u32 generation, u64 index)
+static __always_inline int is_skipped(u32 generation, u64 index)
 {
-	u64 hash = ((u64)generation << 32 | (u32)index) / OMITTED_LINE_PAGES * OMITTED_MULTIPLIER;
-	u32 number = hash >> (config.omitted_shift & 63);
-	struct omitted_line *line = bpf_map_lookup_elem(&omitted_pages, &number);
+	u64 hash = ((u64)generation << 32 | (u32)index) / SKIP_LIST_LINE_PAGES * SKIP_LIST_MULTIPLIER;
+	u32 number = hash >> (config.skip_list_shift & 63);
+	struct skip_list_line *line = bpf_map_lookup_elem(&skip_list, &number);
 	u32 *fingerprint;
 
 	if (!line || index >> 32)
 		return 0;
-	fingerprint = &line->fingerprints[index % OMITTED_LINE_PAGES];
+	fingerprint = &line->fingerprints[index % SKIP_LIST_LINE_PAGES];
 	if (*fingerprint != ((u32)hash | 1))
 		return 0;
 	*fingerprint = 0;
@@ -120,7 +120,7 @@ static long capture_page(u64 nth, void *data)
 		walk->counters->unreadable++;
 		return 0;
 	}
-	if (is_omitted(walk->generation, walk->index + nth)) {
+	if (is_skipped(walk->generation, walk->index + nth)) {
 		head = bpf_ringbuf_reserve(&ring, sizeof(*head), 0);
 		if (!head) {
 			walk->counters->ring_full++;

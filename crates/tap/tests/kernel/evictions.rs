@@ -1,6 +1,6 @@
 //! What is evicted is captured byte for byte, and what is not is not.
 
-use crate::setup::{KnownFile, MemoryCgroup, content, skip, tap_on, turn};
+use crate::setup::{KnownFile, MemoryCgroup, content, exclusive, skip, tap_on};
 use page::{PAGE_SIZE, Page};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tap::{BpfTap, Eviction, EvictionSource};
 const SHORT: Duration = Duration::from_millis(50);
 
 /// Longer than any state takes to come about.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// What was captured of one file.
 struct Captured<'a> {
@@ -55,7 +55,7 @@ fn reclaim_is_captured_byte_for_byte() {
     const TEST: &str = "reclaim_is_captured_byte_for_byte";
     const PAGES: u64 = 32 * 1024;
     const READS: u32 = 2;
-    let _turn = turn();
+    let _exclusive = exclusive();
     let Some(file) = KnownFile::new(0x5eed_0002, PAGES, TEST) else { return };
     let Some(mut tap) = tap_on(&file, 4 * BpfTap::RING_BYTES, TEST) else { return };
     let cgroup = match MemoryCgroup::new(32 << 20) {
@@ -99,7 +99,7 @@ fn reclaim_is_captured_byte_for_byte() {
 #[test]
 fn large_folios_are_taken_apart() {
     const TEST: &str = "large_folios_are_taken_apart";
-    let _turn = turn();
+    let _exclusive = exclusive();
     let Some(file) = KnownFile::new(0x5eed_0003, 4096, TEST) else { return };
     let Some(mut tap) = tap_on(&file, BpfTap::RING_BYTES, TEST) else { return };
     let mut captured = Captured::of(&file);
@@ -120,7 +120,7 @@ fn large_folios_are_taken_apart() {
 fn bytes_that_are_not_wanted_are_left_out_once() {
     const TEST: &str = "bytes_that_are_not_wanted_are_left_out_once";
     const PAGES: u64 = 1024;
-    let _turn = turn();
+    let _exclusive = exclusive();
     let Some(file) = KnownFile::new(0x5eed_0009, PAGES, TEST) else { return };
     let Some(mut tap) = tap_on(&file, BpfTap::RING_BYTES, TEST) else { return };
     let hints = tap.copy_hints().unwrap();
@@ -162,8 +162,8 @@ fn bytes_that_are_not_wanted_are_left_out_once() {
     println!("{} of {} pages without their bytes", omitted.len(), expected.len());
     assert!(omitted.len() > expected.len() * 9 / 10 && omitted.iter().all(|page| expected.contains(page)));
     for (index, times) in times.into_iter().enumerate() {
-        let is_omitted = omitted.binary_search(&(generation, index as u64)).is_ok();
-        assert_eq!(times, u32::from(!is_omitted), "page {index}");
+        let is_skipped = omitted.binary_search(&(generation, index as u64)).is_ok();
+        assert_eq!(times, u32::from(!is_skipped), "page {index}");
     }
     // That was for one eviction; and what was said can be taken back.
     assert_eq!(evicted(&|_| ()), (vec![], vec![1; PAGES as usize]));
@@ -183,7 +183,7 @@ fn bytes_that_are_not_wanted_are_left_out_once() {
 fn truncation_is_no_eviction_and_fadvise_is_one() {
     const TEST: &str = "truncation_is_no_eviction_and_fadvise_is_one";
     const PAGES: u64 = 1024;
-    let _turn = turn();
+    let _exclusive = exclusive();
     let Some(mut file) = KnownFile::new(0x5eed_0004, PAGES, TEST) else { return };
     let Some(mut tap) = tap_on(&file, BpfTap::RING_BYTES, TEST) else { return };
 
@@ -209,7 +209,7 @@ fn truncation_is_no_eviction_and_fadvise_is_one() {
 fn the_newest_bytes_are_captured_and_dirty_ones_never() {
     const TEST: &str = "the_newest_bytes_are_captured_and_dirty_ones_never";
     const PAGES: u64 = 64;
-    let _turn = turn();
+    let _exclusive = exclusive();
     let Some(file) = KnownFile::new(0x5eed_0005, PAGES, TEST) else { return };
     let Some(mut tap) = tap_on(&file, BpfTap::RING_BYTES, TEST) else { return };
     let generation = file.generation();
@@ -240,11 +240,11 @@ fn a_full_ring_counts_and_recovers() {
     const TEST: &str = "a_full_ring_counts_and_recovers";
     const PAGES: u64 = 512;
     const RING_BYTES: usize = 64 << 10;
-    let _turn = turn();
+    let _exclusive = exclusive();
     let Some(file) = KnownFile::new(0x5eed_0006, PAGES, TEST) else { return };
     let Some(mut tap) = tap_on(&file, RING_BYTES, TEST) else { return };
     let mut rounds = 0;
-    let has_recovered = testbed::wait_until(PATIENCE, || {
+    let has_recovered = testbed::wait_until(WAIT_MAX, || {
         let mut captured = Captured::of(&file);
         let before = tap.counters();
         file.read();
@@ -266,7 +266,7 @@ fn a_full_ring_counts_and_recovers() {
 #[test]
 fn an_idle_tap_waits_and_a_dropped_one_is_gone() {
     const TEST: &str = "an_idle_tap_waits_and_a_dropped_one_is_gone";
-    let _turn = turn();
+    let _exclusive = exclusive();
     let Some(file) = KnownFile::new(0x5eed_0007, 16, TEST) else { return };
     let Some(mut tap) = tap_on(&file, BpfTap::RING_BYTES_MIN, TEST) else { return };
     let positions = tap.positions();

@@ -4,7 +4,7 @@
 //! says so. Other files of that file system are evicted at the same time, so the tests look at
 //! their own by its generation.
 
+mod access_trace;
 mod evictions;
 mod rights;
 mod setup;
-mod watch;

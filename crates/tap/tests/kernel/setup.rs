@@ -21,9 +21,9 @@ const EXT4: i64 = 0xef53;
 const XFS: i64 = 0x5846_5342;
 
 /// The tests measure and count what the whole machine does: one at a time.
-pub fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+pub fn exclusive() -> MutexGuard<'static, ()> {
+    static EXCLUSIVE: Mutex<()> = Mutex::new(());
+    EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub use testbed::skip;

@@ -9,7 +9,7 @@
 //! - *About frames*: cut short, too long, of the wrong kind or number, of absurd lengths, late,
 //!   trickled, or none at all; absurd handshakes.
 
-use super::hoard::{Content, Hoard};
+use super::replay_store::{Content, ReplayStore};
 use page::{ChecksumKey, PAGE_SIZE};
 use std::time::Duration;
 use wire::{GetItem, Header, ITEMS_MAX, Kind, PutItem, WireKey};
@@ -24,7 +24,7 @@ const PAGE_LIE_ONE_IN: usize = 4;
 /// One answer in so many is broken, in moods about frames.
 const FRAME_LIE_ONE_IN: usize = 30;
 /// One connection in so many has an absurd handshake.
-const GREETING_LIE_ONE_IN: usize = 24;
+const HANDSHAKE_LIE_ONE_IN: usize = 24;
 /// The longest delay of an answer: longer than any borrower waits.
 const LATE_MAX_MS: u64 = 1500;
 
@@ -65,15 +65,15 @@ impl Byzantine {
     }
 
     /// Answers a frame.
-    pub fn answer(&mut self, hoard: &mut Hoard, kind: Kind, header: &Header, body: &[u8]) -> Vec<Answer> {
+    pub fn answer(&mut self, replay_store: &mut ReplayStore, kind: Kind, header: &Header, body: &[u8]) -> Vec<Answer> {
         let request = header.request.get();
         let (kind, items, body) = match kind {
-            Kind::Hello => return self.greet(),
+            Kind::Hello => return self.handshake(),
             Kind::Put => {
-                let statuses = self.put(hoard, body, header.items.get().into());
+                let statuses = self.put(replay_store, body, header.items.get().into());
                 (Kind::PutReply, statuses.len(), statuses)
             }
-            Kind::Get => (Kind::GetReply, header.items.get().into(), self.get(hoard, body)),
+            Kind::Get => (Kind::GetReply, header.items.get().into(), self.get(replay_store, body)),
             Kind::Ping => (Kind::Pong, 0, self.random.u64(..).to_le_bytes().to_vec()),
             // Drops need no answer, and a borrower sends no other kinds.
             _ => return Vec::new(),
@@ -81,7 +81,7 @@ impl Byzantine {
         let mut header = Header::new(kind, items, body.len(), request);
         let mut answers = Vec::new();
         if kind == Kind::PutReply && self.about_pages && self.one_in(4) {
-            answers.extend(self.lost(hoard));
+            answers.extend(self.lost(replay_store));
         }
         if self.about_frames && self.one_in(FRAME_LIE_ONE_IN) {
             answers.extend(self.broken(&mut header, body));
@@ -91,7 +91,7 @@ impl Byzantine {
         answers
     }
 
-    fn greet(&mut self) -> Vec<Answer> {
+    fn handshake(&mut self) -> Vec<Answer> {
         let mut welcome = wire::Welcome::new_zeroed();
         welcome.protocol = U32::new(wire::PROTOCOL);
         welcome.incarnation = U64::new(self.random.u64(..));
@@ -101,7 +101,7 @@ impl Byzantine {
             welcome.flags = U32::new(wire::WELCOME_RESUMED);
         }
         let mut header = Header::new(Kind::Welcome, 0, size_of_val(&welcome), 0);
-        if self.one_in(GREETING_LIE_ONE_IN) {
+        if self.one_in(HANDSHAKE_LIE_ONE_IN) {
             match self.random.u32(..6) {
                 // Numbers that no honest lender has, in every field after the version.
                 0 => welcome.as_mut_bytes()[4..].fill(0xff),
@@ -120,13 +120,13 @@ impl Byzantine {
     }
 
     /// Stores pages, or not, and reports the truth, or the contrary.
-    fn put(&mut self, hoard: &mut Hoard, body: &[u8], count: usize) -> Vec<u8> {
+    fn put(&mut self, replay_store: &mut ReplayStore, body: &[u8], count: usize) -> Vec<u8> {
         let Ok((items, pages)) = <[PutItem]>::ref_from_prefix_with_elems(body, count) else { return vec![0; count] };
         let (pages, _) = pages.as_chunks::<PAGE_SIZE>();
         let mut one = |(item, page)| {
             let lies = self.about_pages && self.one_in(PAGE_LIE_ONE_IN);
             if !lies || self.random.bool() {
-                hoard.keep(item, page);
+                replay_store.keep(item, page);
                 // "Not stored" for a stored page, or the truth.
                 return u8::from(!lies);
             }
@@ -136,14 +136,14 @@ impl Byzantine {
         items.iter().zip(pages).map(&mut one).collect()
     }
 
-    fn get(&mut self, hoard: &Hoard, body: &[u8]) -> Vec<u8> {
+    fn get(&mut self, replay_store: &ReplayStore, body: &[u8]) -> Vec<u8> {
         let Ok(keys) = <[WireKey]>::ref_from_bytes(body) else { return Vec::new() };
         let (mut items, mut pages) = (Vec::new(), Vec::new());
         for key in keys {
             let mut item = GetItem::new_zeroed();
-            let mut found = hoard.exact(key).cloned();
+            let mut found = replay_store.exact(key).cloned();
             if self.about_pages && self.one_in(PAGE_LIE_ONE_IN) {
-                found = self.twist(hoard, key, found, &mut item);
+                found = self.twist(replay_store, key, found, &mut item);
             }
             if let Some(content) = found {
                 item.status = wire::STATUS_PAGE;
@@ -157,18 +157,24 @@ impl Byzantine {
     }
 
     /// Replaces the right answer by another one.
-    fn twist(&mut self, hoard: &Hoard, key: &WireKey, right: Option<Content>, item: &mut GetItem) -> Option<Content> {
+    fn twist(
+        &mut self,
+        replay_store: &ReplayStore,
+        key: &WireKey,
+        right: Option<Content>,
+        item: &mut GetItem,
+    ) -> Option<Content> {
         let right_checksum = right.as_ref().map_or(0, |content| content.checksum);
         match self.random.u32(..9) {
             // An older version, with its own checksum or that of the right one.
-            0 => hoard.versions(key).find(|content| content.key != *key).cloned(),
+            0 => replay_store.versions(key).find(|content| content.key != *key).cloned(),
             1 => {
-                let older = hoard.versions(key).find(|content| content.key != *key).cloned();
+                let older = replay_store.versions(key).find(|content| content.key != *key).cloned();
                 older.map(|older| Content { checksum: right_checksum, ..older })
             }
             // Another page.
-            2 => hoard.any(&mut self.random).cloned(),
-            3 => hoard.any(&mut self.random).cloned().map(|other| Content { checksum: right_checksum, ..other }),
+            2 => replay_store.any(&mut self.random).cloned(),
+            3 => replay_store.any(&mut self.random).cloned().map(|other| Content { checksum: right_checksum, ..other }),
             // A flipped bit.
             4 => right.map(|mut content| {
                 content.page[self.random.usize(..PAGE_SIZE)] ^= 1 << self.random.u32(..8);
@@ -197,9 +203,9 @@ impl Byzantine {
     }
 
     /// A false notice of lost pages, which it still has.
-    fn lost(&mut self, hoard: &Hoard) -> Option<Answer> {
+    fn lost(&mut self, replay_store: &ReplayStore) -> Option<Answer> {
         let count = self.random.usize(1..8);
-        let keys: Vec<WireKey> = (0..count).filter_map(|_| Some(hoard.any(&mut self.random)?.key)).collect();
+        let keys: Vec<WireKey> = (0..count).filter_map(|_| Some(replay_store.any(&mut self.random)?.key)).collect();
         let header = Header::new(Kind::Lost, keys.len().clamp(1, ITEMS_MAX), size_of_val(&*keys), 0);
         (!keys.is_empty()).then(|| Answer::Bytes([header.as_bytes(), keys.as_bytes()].concat()))
     }
@@ -257,19 +263,19 @@ mod tests {
     #[test]
     fn lies_about_pages_are_well_formed() {
         let seed = (0..).find(|seed| fastrand::Rng::with_seed(*seed).u32(..10) < 5).unwrap();
-        let (mut liar, mut hoard) = (Byzantine::new(seed, 1), Hoard::default());
+        let (mut byzantine, mut replay_store) = (Byzantine::new(seed, 1), ReplayStore::default());
         let key = |index, version| WireKey::new(PageId { file: FileKey(1), index }, Version(version));
         for version in 1..=3 {
             for index in 0..64 {
                 let page = [version as u8; PAGE_SIZE];
-                hoard.keep(&PutItem { key: key(index, version), checksum: version.into() }, &page);
+                replay_store.keep(&PutItem { key: key(index, version), checksum: version.into() }, &page);
             }
         }
         let keys: Vec<WireKey> = (0..64).map(|index| key(index, 3)).collect();
         let header = Header::new(Kind::Get, keys.len(), size_of_val(&*keys), 9);
         let (mut right, mut wrong, mut none) = (0, 0, 0);
         for _ in 0..50 {
-            let answers = liar.answer(&mut hoard, Kind::Get, &header, keys.as_bytes());
+            let answers = byzantine.answer(&mut replay_store, Kind::Get, &header, keys.as_bytes());
             let [Answer::Bytes(bytes)] = &answers[..] else { panic!("{answers:?}") };
             let (header, body) = Header::read_from_prefix(bytes).unwrap();
             assert_eq!((header.validate(), header.request.get()), (Ok(Kind::GetReply), 9));

@@ -6,12 +6,12 @@
 //! Must never happen here: harm to any process except the borrower that connects. Threads,
 //! memory and time are bounded.
 
-mod hoard;
 mod lies;
+mod replay_store;
 
-use hoard::Hoard;
 pub use lies::MOODS;
 use lies::{Answer, Byzantine};
+use replay_store::ReplayStore;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener};
 use std::os::unix::net::UnixListener;
@@ -31,7 +31,7 @@ const TRICKLE: Duration = Duration::from_millis(20);
 
 /// Serves lies at `listen` until it is killed. Prints READY and the address.
 pub fn run(listen: &Address, seed: u64) -> Result<(), String> {
-    let hoard = Arc::new(Mutex::new(Hoard::default()));
+    let replay_store = Arc::new(Mutex::new(ReplayStore::default()));
     let connections = Arc::new(AtomicUsize::new(0));
     let mut number = 0;
     let mut serve = |stream: Stream| {
@@ -40,10 +40,11 @@ pub fn run(listen: &Address, seed: u64) -> Result<(), String> {
             connections.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        let (hoard, connections, liar) = (Arc::clone(&hoard), Arc::clone(&connections), Byzantine::new(seed, number));
+        let (replay_store, connections, byzantine) =
+            (Arc::clone(&replay_store), Arc::clone(&connections), Byzantine::new(seed, number));
         std::thread::spawn(move || {
             // Any end of the connection is fine.
-            let _ = serve(&stream, &hoard, liar);
+            let _ = serve(&stream, &replay_store, byzantine);
             let _ = stream.shutdown(Shutdown::Both);
             connections.fetch_sub(1, Ordering::Relaxed);
         });
@@ -75,7 +76,7 @@ fn ready(address: &str) {
 }
 
 /// Serves one connection, from its Hello to its end.
-fn serve(stream: &Stream, hoard: &Mutex<Hoard>, mut liar: Byzantine) -> io::Result<()> {
+fn serve(stream: &Stream, replay_store: &Mutex<ReplayStore>, mut byzantine: Byzantine) -> io::Result<()> {
     stream.tune()?;
     loop {
         let mut header = Header::new_zeroed();
@@ -84,8 +85,8 @@ fn serve(stream: &Stream, hoard: &Mutex<Hoard>, mut liar: Byzantine) -> io::Resu
         let mut body = vec![0; header.body_bytes.get() as usize];
         (&*stream).read_exact(&mut body)?;
         let answers = {
-            let mut hoard = hoard.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            liar.answer(&mut hoard, kind, &header, &body)
+            let mut replay_store = replay_store.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            byzantine.answer(&mut replay_store, kind, &header, &body)
         };
         for answer in answers {
             match answer {

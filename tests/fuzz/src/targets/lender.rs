@@ -148,7 +148,7 @@ fn connections(mut bytes: &[u8]) {
     assert_eq!((pages, sessions, connections), (0, 0, 0), "somebody left, and something stayed");
 }
 
-pub const STRANGERS: Target = Target {
+pub const UNAUTHENTICATED: Target = Target {
     name: "lender_strangers",
     about: "whatever somebody without the key says to a lender that wants it",
     input_bytes_max: 4 << 10,

@@ -1,11 +1,11 @@
 //! The list of targets.
 
 mod borrower;
+mod discovery;
 mod fuse;
 mod host;
 mod lender;
 mod mount;
-mod pool;
 mod tap;
 mod wire;
 
@@ -30,7 +30,7 @@ pub static TARGETS: &[Target] = &[
     wire::ADDRESS,
     lender::FRAMES,
     lender::CONNECTIONS,
-    lender::STRANGERS,
+    lender::UNAUTHENTICATED,
     borrower::ANSWERS,
     borrower::GETS,
     fuse::REQUESTS,
@@ -42,8 +42,8 @@ pub static TARGETS: &[Target] = &[
     host::SIZES,
     host::STATUS,
     mount::HANDED_OVER,
-    pool::MESSAGES,
-    pool::DATAGRAMS,
+    discovery::MESSAGES,
+    discovery::DATAGRAMS,
 ];
 
 /// The target of that name.

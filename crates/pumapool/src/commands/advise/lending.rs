@@ -8,7 +8,7 @@
 use super::Span;
 use crate::cli::size;
 use anyhow::{Context, Result};
-use lender::headroom::{Headroom, Usage};
+use lender::available_memory::{AvailableMemory, Usage};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
@@ -86,14 +86,14 @@ pub(super) fn run(span: &Span<'_>, json: bool) -> Result<ExitCode> {
 }
 
 fn watch(span: &Span<'_>) -> Result<Seen> {
-    let mut headroom = Headroom::default();
+    let mut available_memory = AvailableMemory::default();
     let attempt = "cannot read how memory is used";
     let mut seen = Seen { free_min_bytes: u64::MAX, spare_min_bytes: u64::MAX, ..Seen::default() };
-    let stalls = headroom.stalls();
+    let stalls = available_memory.stalls();
     let (mut first, mut last) = (None, None);
     let mut failed = None;
     seen.seconds = span.pass(LOOK_EVERY, || {
-        let usage = match headroom.usage() {
+        let usage = match available_memory.usage() {
             Ok(usage) => usage,
             Err(error) => {
                 failed = Some(error);
@@ -114,7 +114,7 @@ fn watch(span: &Span<'_>) -> Result<Seen> {
     }
     let refaulted = last.zip(first).map_or(0, |(last, first)| last.refaulted_pages.saturating_sub(first));
     seen.refaults_per_s = refaulted as f64 / seen.seconds.max(0.001);
-    let waited = headroom.stalls().since(stalls).most_us();
+    let waited = available_memory.stalls().since(stalls).most_us();
     seen.stalled = waited.map(|us| us as f64 / 1e6 / seen.seconds.max(0.001));
     Ok(seen)
 }

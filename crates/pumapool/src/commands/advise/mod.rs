@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-use tap::Watch;
+use tap::AccessTrace;
 use verdict::{Disk, Findings, Pool};
 
 /// Time between two reads of the ring. The ring has room for the events of half a second.
@@ -44,7 +44,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let security = options.lender.as_ref().map(|lender| security::of(&options.security, std::slice::from_ref(lender)));
     let security = security.transpose()?;
     let scope = Scope::new(&options.paths)?;
-    let mut watch = Watch::load(scope.devices(), options.reads.map(Into::into)).context("cannot watch")?;
+    let mut watch = AccessTrace::load(scope.devices(), options.reads.map(Into::into)).context("cannot watch")?;
     let (observed, seconds) = observe(&mut watch, &scope, &span)?;
     let source = watch.source();
     let counters = watch.counters();
@@ -78,7 +78,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// Watches for the time of `span`. Returns the observations, and the seconds that the watch took.
-fn observe(watch: &mut Watch, scope: &Scope, span: &Span<'_>) -> Result<(Observed, f64)> {
+fn observe(watch: &mut AccessTrace, scope: &Scope, span: &Span<'_>) -> Result<(Observed, f64)> {
     let mut observed = Observed::default();
     let (mut batch, mut threshold) = (Vec::new(), mrc::EVERY_PAGE);
     let mut failed = None;

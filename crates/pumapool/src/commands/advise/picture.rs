@@ -2,7 +2,7 @@
 
 use super::verdict::Findings;
 use crate::cli::size;
-use drawing::{GRID, INK, PALE_INK};
+use charts::{GRID, INK, PALE_INK};
 use std::fmt::Write;
 
 const WIDTH: f64 = 720.0;
@@ -19,8 +19,8 @@ const LINES: u32 = 4;
 
 /// Draws the findings as SVG.
 pub(super) fn draw(found: &Findings) -> String {
-    let mut svg = drawing::begin(WIDTH, HEIGHT);
-    drawing::text(&mut svg, LEFT, 30.0, 16.0, INK, "start", true, "What a pool would answer of the misses");
+    let mut svg = charts::begin(WIDTH, HEIGHT);
+    charts::text(&mut svg, LEFT, 30.0, 16.0, INK, "start", true, "What a pool would answer of the misses");
     let largest = found.curve.last().map_or(1, |size| size.bytes.max(1));
     let x = |bytes: u64| LEFT + (RIGHT - LEFT) * bytes as f64 / largest as f64;
     let y = |share: f64| BOTTOM - (BOTTOM - TOP) * share;
@@ -31,26 +31,17 @@ pub(super) fn draw(found: &Findings) -> String {
             let _infallible =
                 write!(svg, r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{GRID}"/>"#);
         }
-        drawing::text(
-            &mut svg,
-            LEFT - 8.0,
-            at_y + 4.0,
-            12.0,
-            PALE_INK,
-            "end",
-            false,
-            &format!("{:.0} %", 100.0 * part),
-        );
+        charts::text(&mut svg, LEFT - 8.0, at_y + 4.0, 12.0, PALE_INK, "end", false, &format!("{:.0} %", 100.0 * part));
         let bytes = size::display((largest as f64 * part) as u64);
-        drawing::text(&mut svg, at_x, BOTTOM + 20.0, 12.0, PALE_INK, "middle", false, &bytes);
+        charts::text(&mut svg, at_x, BOTTOM + 20.0, 12.0, PALE_INK, "middle", false, &bytes);
     }
     let pool: Vec<_> = found.curve.iter().map(|size| (x(size.bytes), y(size.hit_ratio))).collect();
     let lru: Vec<_> = found.lru_miss_ratio.iter().map(|(bytes, missed)| (x(*bytes), y(1.0 - missed))).collect();
     line(&mut svg, &lru, LRU);
     line(&mut svg, &pool, POOL);
-    drawing::text(&mut svg, LEFT, 52.0, 12.0, POOL, "start", true, "misses answered, by the size of the pool");
+    charts::text(&mut svg, LEFT, 52.0, 12.0, POOL, "start", true, "misses answered, by the size of the pool");
     let other = "all reads, by an LRU cache of that size";
-    drawing::text(&mut svg, RIGHT, 52.0, 12.0, LRU, "end", true, other);
+    charts::text(&mut svg, RIGHT, 52.0, 12.0, LRU, "end", true, other);
     let disk = found.disk_us.map_or_else(|| "not known".to_owned(), |us| format!("{us:.0} µs"));
     let below = format!(
         "{} missed in {:.0} s; disk {disk}, pool {:.0} µs{}",
@@ -59,7 +50,7 @@ pub(super) fn draw(found: &Findings) -> String {
         found.pool_us,
         if found.pool_is_measured { "" } else { " (assumed)" },
     );
-    drawing::text(&mut svg, LEFT, BOTTOM + 48.0, 12.0, INK, "start", false, &below);
+    charts::text(&mut svg, LEFT, BOTTOM + 48.0, 12.0, INK, "start", false, &below);
     svg.push_str("</svg>\n");
     svg
 }
@@ -78,16 +69,16 @@ mod tests {
     use super::super::observed::Observed;
     use super::super::verdict::Pool;
     use super::*;
-    use tap::{ReadsSource, WatchCounters};
+    use tap::{AccessTraceCounters, ReadsSource};
 
     #[test]
     fn it_is_drawn() {
-        let counters = WatchCounters::default();
+        let counters = AccessTraceCounters::default();
         let (observed, pool) = (Observed::default(), Pool::assumed());
         let found = Findings::new(&observed, 60.0, ReadsSource::PageCache, counters, None, pool, &[]);
         let svg = draw(&found);
         assert!(svg.contains("(assumed)") && svg.matches("<polyline").count() == 2, "{svg}");
         let file = tempfile::tempdir().unwrap();
-        assert!(drawing::render(&svg, &file.path().join("curve.png")).is_ok());
+        assert!(charts::render(&svg, &file.path().join("curve.png")).is_ok());
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use tap::Watch;
+use tap::AccessTrace;
 
 /// Limit on the number of files in the paths; their inode numbers take some 50 MB.
 const FILES_MAX: usize = 1 << 20;
@@ -53,12 +53,12 @@ impl Scope {
             if !scope.devices.contains(&metadata.dev()) {
                 scope.devices.push(metadata.dev());
             }
-            if scope.devices.len() > Watch::DEVICES_MAX {
-                bail!("these paths are on more than {} file systems: name fewer", Watch::DEVICES_MAX);
+            if scope.devices.len() > AccessTrace::DEVICES_MAX {
+                bail!("these paths are on more than {} file systems: name fewer", AccessTrace::DEVICES_MAX);
             }
             let is_whole = is_whole(&mounts, &path);
             if is_whole {
-                scope.whole.insert(Watch::device(metadata.dev()));
+                scope.whole.insert(AccessTrace::device(metadata.dev()));
             }
             let before = scope.met;
             scope.walk(path.clone(), metadata, is_whole)?;
@@ -101,7 +101,7 @@ impl Scope {
         }
         self.met += 1;
         if !is_whole {
-            self.files.insert((Watch::device(metadata.dev()), metadata.ino()));
+            self.files.insert((AccessTrace::device(metadata.dev()), metadata.ino()));
         }
         if metadata.len() >= page::PAGE_SIZE as u64 && self.samples.len() < SAMPLES_MAX {
             self.samples.push(path);
@@ -153,7 +153,7 @@ mod tests {
         };
         let holds = |path: &Path| {
             let metadata = fs::metadata(path).unwrap();
-            scope.holds(Watch::device(metadata.dev()), metadata.ino())
+            scope.holds(AccessTrace::device(metadata.dev()), metadata.ino())
         };
         assert!(holds(&inner) && !holds(&outer));
         assert!(scope.samples().iter().all(|path| *path == fs::canonicalize(&inner).unwrap()));

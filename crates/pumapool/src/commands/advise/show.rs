@@ -154,7 +154,7 @@ mod tests {
     use super::super::observed::Observed;
     use super::super::verdict::Pool;
     use super::*;
-    use tap::{ReadsSource, Seen, SeenKind, WatchCounters};
+    use tap::{AccessTraceCounters, ReadsSource, Seen, SeenKind};
 
     #[test]
     fn it_fits_into_80_columns_and_has_no_colours_in_a_pipe() {
@@ -163,7 +163,7 @@ mod tests {
             let seen = |kind| Seen { kind, device: 1, inode: 1, index, pages: 1 };
             observed.note(&[seen(SeenKind::Added), seen(SeenKind::Read), seen(SeenKind::Evicted)]);
         }
-        let counters = WatchCounters::default();
+        let counters = AccessTraceCounters::default();
         let found = Findings::new(&observed, 60.0, ReadsSource::PageCache, counters, None, Pool::assumed(), &[]);
         let plain = text(&found, &["/srv/data".into()], false);
         println!("{plain}");

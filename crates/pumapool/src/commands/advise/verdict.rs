@@ -3,7 +3,7 @@
 use super::observed::Observed;
 use page::PAGE_SIZE;
 use serde::Serialize;
-use tap::{ReadsSource, WatchCounters};
+use tap::{AccessTraceCounters, ReadsSource};
 
 /// Time of a get without the round trip to the lender, in microseconds: the READ through FUSE, the
 /// lender, and the verification of the seal (ARCHITECTURE.md, "The way of a hit").
@@ -156,7 +156,7 @@ impl Findings {
         observed: &Observed,
         seconds: f64,
         source: ReadsSource,
-        counters: WatchCounters,
+        counters: AccessTraceCounters,
         disk: Option<Disk>,
         pool: Pool,
         sizes: &[u64],
@@ -297,7 +297,7 @@ mod tests {
     const DISK: Option<Disk> = Some(Disk { us: 5000.0, is_waited: true });
 
     fn findings(observed: &Observed, disk: Option<Disk>) -> Findings {
-        let counters = WatchCounters::default();
+        let counters = AccessTraceCounters::default();
         Findings::new(observed, 10.0, ReadsSource::PageCache, counters, disk, Pool::measured(100.0), &[])
     }
 

@@ -14,7 +14,7 @@ const WRITTEN_SHARE: u64 = 16;
 /// The memory of the daemon's cgroup, or of the machine. The largest number if the kernel does not
 /// report it.
 pub(super) fn total_bytes() -> u64 {
-    lender::headroom::Headroom::default().read().map_or(u64::MAX, |memory| memory.total_bytes)
+    lender::available_memory::AvailableMemory::default().read().map_or(u64::MAX, |memory| memory.total_bytes)
 }
 
 /// The size of the ring of evicted pages.

@@ -212,7 +212,7 @@ fn open(pid: u32) -> Result<Process> {
 }
 
 fn told(pid: u32, error: &io::Error) -> anyhow::Error {
-    anyhow::Error::msg(process::told(pid, error))
+    anyhow::Error::msg(process::failure_of(pid, error))
 }
 
 fn usable(process: &Process, nodes: &[Node]) -> Result<Vec<NodeId>> {

@@ -3,7 +3,7 @@
 
 use super::ranges;
 use crate::cli::size;
-use drawing::{GRID, INK, PALE_INK};
+use charts::{GRID, INK, PALE_INK};
 use numa::PAGE_BYTES;
 use numa::machines::Found;
 use numa::topology::Node;
@@ -26,42 +26,42 @@ const LABELLED: f64 = 16.0;
 pub fn draw(nodes: &[Node], found: &[Found]) -> String {
     let place = |id: numa::NodeId| nodes.iter().position(|node| node.id == id).unwrap_or(0);
     let height = MARGIN * 2.0 + 34.0 + ROW * (nodes.len() + found.len() + 3) as f64;
-    let mut svg = drawing::begin(WIDTH, height);
+    let mut svg = charts::begin(WIDTH, height);
     let mut y = MARGIN + 16.0;
-    drawing::text(&mut svg, MARGIN, y, 16.0, INK, "start", true, "Memory on the nodes");
+    charts::text(&mut svg, MARGIN, y, 16.0, INK, "start", true, "Memory on the nodes");
     y += ROW;
-    drawing::text(&mut svg, MARGIN, y, 12.0, PALE_INK, "start", false, "node, its processors, distances");
-    drawing::text(&mut svg, BAR_LEFT, y, 12.0, PALE_INK, "start", false, "in use of all");
+    charts::text(&mut svg, MARGIN, y, 12.0, PALE_INK, "start", false, "node, its processors, distances");
+    charts::text(&mut svg, BAR_LEFT, y, 12.0, PALE_INK, "start", false, "in use of all");
     let largest = nodes.iter().map(|node| node.memory_bytes).max().unwrap_or(0).max(1);
     for (nth, node) in nodes.iter().enumerate() {
         y += ROW;
         let distances: Vec<String> = node.distances.iter().map(u32::to_string).collect();
         let what = format!("{}: {} ({})", node.id, ranges(&node.cpus), distances.join(" "));
-        drawing::text(&mut svg, MARGIN, y, 13.0, INK, "start", false, &what);
+        charts::text(&mut svg, MARGIN, y, 13.0, INK, "start", false, &what);
         let width = |bytes: u64| (BAR_RIGHT - BAR_LEFT) * bytes as f64 / largest as f64;
         let used = node.memory_bytes.saturating_sub(node.free_bytes);
         bar(&mut svg, BAR_LEFT, y, width(node.memory_bytes), GRID);
         bar(&mut svg, BAR_LEFT, y, width(used), COLOURS[nth % COLOURS.len()]);
         let amount = format!("{} of {}", size::display(used), size::display(node.memory_bytes));
-        drawing::text(&mut svg, WIDTH - MARGIN, y, 12.0, INK, "end", false, &amount);
+        charts::text(&mut svg, WIDTH - MARGIN, y, 12.0, INK, "end", false, &amount);
     }
     y += ROW * 1.5;
-    drawing::text(&mut svg, MARGIN, y, 12.0, PALE_INK, "start", false, "machine or process");
-    drawing::text(&mut svg, BAR_LEFT, y, 12.0, PALE_INK, "start", false, "share on each node");
+    charts::text(&mut svg, MARGIN, y, 12.0, PALE_INK, "start", false, "machine or process");
+    charts::text(&mut svg, BAR_LEFT, y, 12.0, PALE_INK, "start", false, "share on each node");
     for found in found {
         y += ROW;
-        drawing::text(&mut svg, MARGIN, y, 13.0, INK, "start", false, &format!("{} {}", found.pid, super::what(found)));
+        charts::text(&mut svg, MARGIN, y, 13.0, INK, "start", false, &format!("{} {}", found.pid, super::what(found)));
         let pages: u64 = found.pages_by_node.values().sum();
         let mut x = BAR_LEFT;
         for (id, count) in &found.pages_by_node {
             let width = (BAR_RIGHT - BAR_LEFT) * *count as f64 / pages.max(1) as f64;
             bar(&mut svg, x, y, width, COLOURS[place(*id) % COLOURS.len()]);
             if width >= LABELLED {
-                drawing::text(&mut svg, x + width / 2.0, y, 11.0, INK, "middle", false, &id.to_string());
+                charts::text(&mut svg, x + width / 2.0, y, 11.0, INK, "middle", false, &id.to_string());
             }
             x += width;
         }
-        drawing::text(&mut svg, WIDTH - MARGIN, y, 12.0, INK, "end", false, &size::display(pages * PAGE_BYTES));
+        charts::text(&mut svg, WIDTH - MARGIN, y, 12.0, INK, "end", false, &size::display(pages * PAGE_BYTES));
     }
     svg.push_str("</svg>\n");
     svg
@@ -98,6 +98,6 @@ mod tests {
         let width = BAR_RIGHT - BAR_LEFT;
         assert!(share(width * 0.75, COLOURS[0]) && share(width * 0.25, COLOURS[1]), "{svg}");
         let file = tempfile::tempdir().unwrap();
-        assert!(drawing::render(&svg, &file.path().join("list.png")).is_ok());
+        assert!(charts::render(&svg, &file.path().join("list.png")).is_ok());
     }
 }
