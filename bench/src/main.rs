@@ -68,16 +68,16 @@ const BENCHES: [Bench; 15] = [
     Bench { name: "page-server", about: "the lender alone, against memcached", run: page_server::run },
     Bench {
         name: "cached-read",
-        about: "a file in the page cache, against the directory below",
+        about: "a file in the page cache, against the backing directory",
         run: cached_read::run,
     },
-    Bench { name: "bypass", about: "a stream larger than the memory, against the directory below", run: bypass::run },
+    Bench { name: "bypass", about: "a stream larger than the memory, against the backing directory", run: bypass::run },
     Bench {
         name: "metadata",
-        about: "names and small files, against the directory below, bindfs and mergerfs",
+        about: "names and small files, against the backing directory, bindfs and mergerfs",
         run: metadata::run,
     },
-    Bench { name: "write", about: "writes and syncs, through and back, against the directory below", run: write::run },
+    Bench { name: "write", about: "writes and syncs, through and back, against the backing directory", run: write::run },
     Bench { name: "tap", about: "evictions with the tap and without, and what its ring loses", run: tap::run },
     Bench {
         name: "guest",

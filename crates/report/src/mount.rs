@@ -196,7 +196,7 @@ measured! {
         demoted_pages: u64 = counter Count "pumapool_mount_demoted_pages_total",
         /// pages answered as zeros known to the catalog
         zero_pages: u64 = counter Count "pumapool_mount_zero_pages_total",
-        /// pages answered from the directory below
+        /// pages answered from the backing directory
         below_pages: u64 = counter Count "pumapool_mount_below_pages_total",
         /// Get messages sent
         get_messages: u64 = counter Count "pumapool_mount_get_messages_total",
@@ -242,9 +242,9 @@ measured! {
         lost_pages: u64 = counter Count "pumapool_mount_lost_pages_total",
         /// pages forgotten because the catalog was full
         catalog_reclaimed_pages: u64 = counter Count "pumapool_mount_catalog_reclaimed_pages_total",
-        /// gets that were late and raced by a read of the directory below
+        /// gets that were late and raced by a read of the backing directory
         hedges: u64 = counter Count "pumapool_mount_hedges_total",
-        /// of those, how many the directory below answered first
+        /// of those, how many the backing directory answered first
         hedges_won: u64 = counter Count "pumapool_mount_hedges_won_total",
         /// changes of files
         changes: u64 = counter Count "pumapool_mount_changes_total",

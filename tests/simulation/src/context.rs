@@ -2,6 +2,7 @@
 
 use crate::oracle::Time;
 use crate::rates::Rates;
+use borrower::catalog::rules::Rule;
 use fastrand::Rng;
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,9 +26,9 @@ pub struct Context {
 }
 
 impl Context {
-    /// Returns a context at time 0.
-    pub fn new(mut random: Rng, trace: bool) -> Context {
-        let rates = Rates::draw(&mut random);
+    /// Returns a context at time 0, with the rates at which `rule` matters most.
+    pub fn new(mut random: Rng, rule: Option<Rule>, trace: bool) -> Context {
+        let rates = Rates::draw(&mut random, rule);
         let trace = trace.then(Vec::new);
         Context { random, rates, now: 1, trace, statistics: Statistics::default(), node: 0, numbers: 0 }
     }

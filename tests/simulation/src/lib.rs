@@ -27,12 +27,13 @@ mod oracle;
 mod rates;
 mod reading;
 
+use borrower::catalog::rules::Rule;
 use context::Context;
 pub use context::Statistics;
 use fastrand::Rng;
 use lending::Lender;
 use node::Node;
-pub use rates::Rates;
+pub use rates::{Rates, SUITED};
 
 /// The number of lines of the trace that are printed for a failed run.
 const TRACE_LINES: usize = 1000;
@@ -52,17 +53,17 @@ pub struct Failure {
     pub trace: Vec<String>,
 }
 
-/// Does one run of `steps` steps.
+/// Does one run of `steps` steps. With a rule, its rates are those at which the rule matters most.
 ///
 /// # Errors
 /// If a read returned a wrong value.
-pub fn run(seed: u64, steps: u64) -> Result<Statistics, Box<Failure>> {
-    attempt(seed, steps, false).map_err(|_| match attempt(seed, steps, true) {
+pub fn run(seed: u64, steps: u64, rule: Option<Rule>) -> Result<Statistics, Box<Failure>> {
+    attempt(seed, steps, rule, false).map_err(|_| match attempt(seed, steps, rule, true) {
         Err(failure) => failure,
         Ok(_) => Box::new(Failure {
             seed,
             step: 0,
-            rates: Context::new(Rng::with_seed(seed), false).rates,
+            rates: Context::new(Rng::with_seed(seed), rule, false).rates,
             what: "the run went wrong, but well when it was repeated: something does not depend on the seed alone"
                 .to_owned(),
             trace: Vec::new(),
@@ -70,8 +71,8 @@ pub fn run(seed: u64, steps: u64) -> Result<Statistics, Box<Failure>> {
     })
 }
 
-fn attempt(seed: u64, steps: u64, trace: bool) -> Result<Statistics, Box<Failure>> {
-    let mut context = Context::new(Rng::with_seed(seed), trace);
+fn attempt(seed: u64, steps: u64, rule: Option<Rule>, trace: bool) -> Result<Statistics, Box<Failure>> {
+    let mut context = Context::new(Rng::with_seed(seed), rule, trace);
     let (lender_count, node_count) = (context.rates.lenders, context.rates.nodes);
     let mut lenders: Vec<Lender> = (0..lender_count).map(|_| Lender::running()).collect();
     let mut nodes: Vec<Node> = (0..node_count).map(|_| Node::new(&mut context, lender_count)).collect();

@@ -35,6 +35,17 @@ struct Options {
     /// The number of a rule of docs/design/consistency.md to break: the run must detect it.
     #[arg(long = "break", value_name = "NUMBER")]
     broken: Option<u8>,
+
+    /// The number of a rule to keep, at the rates at which it would matter most if it were broken:
+    /// there must be no alarm.
+    #[arg(long, value_name = "NUMBER", conflicts_with = "broken")]
+    keep: Option<u8>,
+}
+
+/// Returns the rule of this number.
+fn rule(number: u8) -> Result<Rule> {
+    let found = Rule::ALL.iter().find(|rule| **rule as u8 == number);
+    found.copied().with_context(|| format!("there is no rule {number}"))
 }
 
 fn main() -> Result<()> {
@@ -42,17 +53,14 @@ fn main() -> Result<()> {
     if options.jobs > 1 && options.seed.is_none() {
         return run_jobs(options.jobs);
     }
-    if let Some(number) = options.broken {
-        let rule = Rule::ALL
-            .iter()
-            .find(|rule| **rule as u8 == number)
-            .with_context(|| format!("there is no rule {number}"))?;
-        break_rule(Some(*rule));
+    let suited = options.broken.or(options.keep).map(rule).transpose()?;
+    if options.broken.is_some() {
+        break_rule(suited);
     }
-    run(&options)
+    run(&options, suited)
 }
 
-fn run(options: &Options) -> Result<()> {
+fn run(options: &Options, suited: Option<Rule>) -> Result<()> {
     let began = Instant::now();
     let first = options.seed.unwrap_or_else(|| fastrand::u64(..1 << 48));
     let mut statistics = Statistics::default();
@@ -60,7 +68,7 @@ fn run(options: &Options) -> Result<()> {
     let mut said = began;
     loop {
         let seed = first + runs;
-        match simulation::run(seed, options.steps) {
+        match simulation::run(seed, options.steps, suited) {
             Ok(of_run) => statistics += of_run,
             Err(failure) => {
                 failure.trace.iter().for_each(|line| println!("{line}"));

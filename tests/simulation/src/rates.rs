@@ -1,7 +1,7 @@
 //! The rates of events. Each seed draws its own rates, and leaves some events out altogether: rare
 //! orders of events come up when few other events happen.
 
-use borrower::catalog::rules::{Rule, keeps};
+use borrower::catalog::rules::Rule;
 use fastrand::Rng;
 
 /// The way in which the kernel writes back stores through mappings.
@@ -81,16 +81,19 @@ pub struct Rates {
     pub file_pages: u64,
 }
 
+/// The rules that have rates of their own ([`Rates::draw`]).
+pub const SUITED: [Rule; 5] = [Rule::TakenOver, Rule::Wait, Rule::Whole, Rule::End, Rule::Gap];
+
 impl Rates {
     /// Draws the rates. A third of the draws is calm: one node with one small file, and no
     /// failures. Several rules matter only if some steps follow each other on the same page, which
-    /// failures and takeovers mostly interrupt. If a rule is broken, the rates are those at which
-    /// it matters most.
-    pub fn draw(random: &mut Rng) -> Rates {
+    /// failures and takeovers mostly interrupt. With a rule, the rates are those at which it
+    /// matters most.
+    pub fn draw(random: &mut Rng, rule: Option<Rule>) -> Rates {
         let is_calm = random.u32(0..3) == 0;
         let drawn = Rates::any(random);
-        if let Some(rule) = Rule::ALL.iter().find(|rule| !keeps(**rule)) {
-            return drawn.suited_to(*rule);
+        if let Some(rule) = rule {
+            return drawn.suited_to(rule);
         }
         if is_calm { drawn.calm() } else { drawn }
     }
@@ -102,8 +105,8 @@ impl Rates {
         Rates { nodes, files, guests, crashes, losses, kills, forgets, lies, cuts, file_pages, ..self }
     }
 
-    /// The rates for a broken rule that other rates show only after some hundred million steps.
-    /// They are what runs with a wrong byte had in common.
+    /// The rates for a rule of [`SUITED`], which other rates show to be broken only after some
+    /// hundred million steps. They are what runs with a wrong byte had in common.
     fn suited_to(self, rule: Rule) -> Rates {
         match rule {
             // The daemon is killed while its lenders keep what they have.

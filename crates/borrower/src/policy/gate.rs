@@ -106,7 +106,7 @@ impl Reason {
         match self {
             Reason::Peak => "its short average latency is above the threshold",
             Reason::SlowNetwork => "its long average latency is above the threshold",
-            Reason::FasterDisk => "the directory below answers faster",
+            Reason::FasterDisk => "the backing directory answers faster",
         }
     }
 }
