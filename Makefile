@@ -118,7 +118,7 @@ build: deps
 LONGEST := pumapool/suites,simulation/rules,hunt/run,bench/run,pumapool/survival,pumapool/advise
 test: test-programs
 	TOOLS=$(TOOLS) tests/run --first $(LONGEST) '$(INTERLEAVINGS) -- interleavings' \
-		'$${CARGO_TARGET_DIR:-target}/debug/fuzz --seconds 2 --jobs 2' '$(CARGO) test --workspace --doc'
+		'$${CARGO_TARGET_DIR:-target}/debug/fuzz --seconds 2 --jobs 2'
 
 # All that `make test` runs, built and not run. What a build reads and writes fills the page cache,
 # and lenders take only memory that nobody uses: so CI builds first, gives that memory back, and

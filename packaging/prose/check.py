@@ -5,6 +5,7 @@
 - No sentence begins with Who, Whoever, Of what, and no comment with "The same." or "As `x`": name who
   acts, and let each comment stand alone.
 - No file has more than 700 lines.
+- Comments of Rust have no examples: nothing runs them.
 
 Names of files limit the check to these. Tables, code, headings and words that are wider than a line stay
 as they are."""
@@ -152,6 +153,16 @@ def forbidden(path, lines):
     return found
 
 
+def untested(path, lines):
+    """Returns the numbers of the lines at which a comment of Rust begins an example.
+
+    >>> untested(pathlib.Path("a.rs"), ["/// ```text", "/// A", "/// ```", "/// ```", "/// b();", "/// ```"])
+    [4]
+    """
+    fences = [(at, line) for at, line in enumerate(lines, 1) if re.match(r"\s*//[/!] ```", line)]
+    return [at for at, line in fences[::2] if path.suffix == ".rs" and not line.endswith("```text")]
+
+
 def words(path, lines):
     """Returns the words of a file, without the beginnings of its comments."""
     return [word for _, run in texts(path, lines) for text in run for word in text.split()]
@@ -180,6 +191,9 @@ def main():
         for sentence in forbidden(path, lines):
             wrong += 1
             print(f"{path}: name who acts: {sentence}", file=sys.stderr)
+        for at in untested(path, lines):
+            wrong += 1
+            print(f"{path}:{at}: nothing runs examples in comments: write a test, or begin with ```text", file=sys.stderr)
         new = wrapped(path, lines)
         if new == lines:
             continue
