@@ -117,7 +117,7 @@ impl Session {
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(ANSWER_MAX))?;
             if load.dialect == Dialect::Pool {
-                greet(&mut stream, role, number)?;
+                handshake(&mut stream, role, number)?;
             }
             Ok::<_, io::Error>(stream)
         };
@@ -225,7 +225,7 @@ pub fn number_of(name: [u8; 16]) -> u32 {
 }
 
 /// The pool's handshake.
-fn greet(stream: &mut TcpStream, role: u32, session: u32) -> io::Result<()> {
+fn handshake(stream: &mut TcpStream, role: u32, session: u32) -> io::Result<()> {
     let mut name = [7; 16];
     name[..4].copy_from_slice(&session.to_le_bytes());
     let hello = Hello { magic: wire::MAGIC, protocol: wire::PROTOCOL.into(), role: role.into(), session: name };

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tap::{Added, AddedTap, BpfTap, Eviction, EvictionSource, Target};
 use wire::address::{Address, Stream};
 use wire::frames::{ConnectionError, FrameReader, Outgoing, send};
-use wire::named::{self, Joined};
+use wire::peers::{self, Joined};
 use wire::secure::{Channel, Security};
 use wire::{DEMOTE_ITEMS_MAX, DemotedPage, Fate, Header, ITEMS_MAX, Kind, PageSpan};
 use zerocopy::IntoBytes;
@@ -331,7 +331,7 @@ struct Link {
 impl Link {
     fn connect(config: &Config) -> io::Result<Link> {
         let Joined { stream, channel, reader } =
-            named::join(&config.host, &config.security, wire::ROLE_GUEST, ANSWER_LIMIT, POLL)?;
+            peers::join(&config.host, &config.security, wire::ROLE_GUEST, ANSWER_LIMIT, POLL)?;
         Ok(Link {
             stream,
             channel,

@@ -22,14 +22,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 use wire::address::{Address, Stream};
-use wire::complaints::Complaints;
 use wire::confined::{self, Work, confine};
 use wire::frames::{ConnectionError, FrameReader, Outgoing, send};
 use wire::key::PoolKey;
 use wire::listener::Listener;
-use wire::named::{self, Greeted};
+use wire::peers::{self, IdentifiedPeer};
+use wire::pre_authentication::PreAuthenticationLimiter;
+use wire::rate_limited_log::RateLimitedLog;
 use wire::secure::Channel;
-use wire::strangers::Strangers;
 use wire::{DemotedPage, Fate, Header, Kind, PageSpan};
 use zerocopy::FromBytes;
 
@@ -39,7 +39,7 @@ const FRAME_LIMIT: Duration = Duration::from_secs(10);
 /// they may wait for an answer that only a successor can give.
 pub const THREADS: &str = "puma-guest";
 /// The maximum number of handshakes in progress. When one more begins, the oldest is ended.
-const STRANGERS_MAX: usize = 16;
+const UNAUTHENTICATED_MAX: usize = 16;
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long [`Host::stop`] waits until the listener is closed: its thread is woken, and has nothing
@@ -143,7 +143,7 @@ struct Known {
     problem: Option<Problem>,
     statistics: Statistics,
     /// A guest that connects and disconnects all the time must not fill the log.
-    log: Complaints,
+    log: RateLimitedLog,
     /// If there is a limit: the pages in the page cache, oldest first.
     placed: Mutex<Placed>,
     /// Its connection, with a number, so that the end of one connection does not remove another
@@ -155,7 +155,7 @@ struct Shared {
     mount: Arc<Mount>,
     known: Vec<Known>,
     config: Config,
-    strangers: Strangers,
+    limiter: PreAuthenticationLimiter,
     connections: AtomicU64,
     stopping: AtomicBool,
 }
@@ -195,14 +195,14 @@ impl Host {
         }
         let keys: Vec<Option<&PoolKey>> = guests.iter().map(|guest| guest.key.as_ref()).collect();
         let same_image = |nth: &usize| guests[..*nth].iter().any(|other| other.image == guests[*nth].image);
-        if let Some(nth) = named::check_keys(&keys).err().or_else(|| (0..guests.len()).find(same_image)) {
+        if let Some(nth) = peers::check_keys(&keys).err().or_else(|| (0..guests.len()).find(same_image)) {
             return Err(Problem::Twice { image: guests[nth].image.clone() });
         }
         let known = |guest| Known {
             problem: check_format(&mount, &guest).err(),
             guest,
             statistics: Statistics::default(),
-            log: Complaints::new(),
+            log: RateLimitedLog::new(),
             placed: Mutex::default(),
             connection: Mutex::default(),
         };
@@ -221,7 +221,7 @@ impl Host {
             mount,
             known,
             config,
-            strangers: Strangers::new(STRANGERS_MAX),
+            limiter: PreAuthenticationLimiter::new(UNAUTHENTICATED_MAX),
             connections: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
         };
@@ -322,15 +322,15 @@ fn check_format(mount: &Mount, guest: &Guest) -> Result<(), Problem> {
 impl Shared {
     fn start_connection<'scope>(&'scope self, stream: Stream, connections: &'scope Scope<'scope, '_>) {
         let stream = Arc::new(stream);
-        let Some(stranger) = self.strangers.enter(&stream) else { return }; // Closed without a message, which would cost more.
+        let Some(place) = self.limiter.enter(&stream) else { return }; // Closed without a message, which would cost more.
         let connection = move || {
             // The images that this thread opens may be another user's.
             confine(Work::Placing, confined::FILES);
-            let greeted = self.greet(&stream);
-            drop(stranger);
+            let identified = self.handshake(&stream);
+            drop(place);
             let peer = stream.peer();
-            match greeted {
-                Ok(Greeted { nth, channel, reader }) => self.serve(nth, &stream, channel, reader),
+            match identified {
+                Ok(IdentifiedPeer { nth, channel, reader }) => self.serve(nth, &stream, channel, reader),
                 Err(broken) => tracing::debug!(peer, %broken, "not a guest"),
             }
             let _ = stream.shutdown(Shutdown::Both);
@@ -340,14 +340,14 @@ impl Shared {
     }
 
     /// Identifies the guest.
-    fn greet(&self, stream: &Stream) -> Result<Greeted, ConnectionError> {
+    fn handshake(&self, stream: &Stream) -> Result<IdentifiedPeer, ConnectionError> {
         let keys: Vec<Option<&PoolKey>> = self.known.iter().map(|known| known.guest.key.as_ref()).collect();
-        let greeted = named::greet(stream, &keys, wire::ROLE_GUEST, "pumapool host-cache guest")?;
-        if let Some(problem) = &self.known[greeted.nth].problem {
-            return Err(named::refuse(stream, &greeted.channel, wire::REFUSED_BUSY, &problem.to_string()));
+        let peer = peers::handshake(stream, &keys, wire::ROLE_GUEST, "pumapool host-cache guest")?;
+        if let Some(problem) = &self.known[peer.nth].problem {
+            return Err(peers::refuse(stream, &peer.channel, wire::REFUSED_BUSY, &problem.to_string()));
         }
-        named::welcome(stream, &greeted.channel)?;
-        Ok(greeted)
+        peers::welcome(stream, &peer.channel)?;
+        Ok(peer)
     }
 
     fn serve(&self, nth: usize, stream: &Arc<Stream>, channel: Channel, reader: FrameReader) {

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use sync::{Condvar, Mutex};
-use wire::complaints::Complaints;
+use wire::rate_limited_log::RateLimitedLog;
 use wire::secure::Security;
 
 /// The shared state.
@@ -39,7 +39,7 @@ pub struct Shared {
     /// Statistics for the status.
     pub statistics: Statistics,
     /// Rate-limited log of bad peers.
-    pub rate_limited_log: Complaints,
+    pub rate_limited_log: RateLimitedLog,
 }
 
 impl Shared {
@@ -58,7 +58,7 @@ impl Shared {
             incarnation: RandomState::new().hash_one(std::process::id()),
             stop: Stop::new()?,
             statistics: Statistics::default(),
-            rate_limited_log: Complaints::default(),
+            rate_limited_log: RateLimitedLog::default(),
         })
     }
 }

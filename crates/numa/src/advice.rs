@@ -12,9 +12,9 @@ use wire::confined::{self, Work, confine};
 use wire::frames::{ConnectionError, Outgoing, send};
 use wire::key::PoolKey;
 use wire::listener::Listener;
-use wire::named::{self, Greeted};
+use wire::peers::{self, IdentifiedPeer};
+use wire::pre_authentication::{PreAuthenticationLimiter, UnauthenticatedPlace};
 use wire::secure::Security;
-use wire::strangers::{Stranger, Strangers};
 use wire::{Advice, Kind, Refused};
 use zerocopy::FromBytes;
 
@@ -28,7 +28,7 @@ const TICK: Duration = Duration::from_millis(250);
 const CONNECTIONS_MAX: usize = 16;
 /// The maximum number of handshakes in progress, in addition to those. When one more begins, the
 /// oldest is ended.
-const STRANGERS_MAX: usize = 16;
+const UNAUTHENTICATED_MAX: usize = 16;
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The maximum number of unanswered requests.
@@ -54,7 +54,7 @@ impl Asked {
 
 /// Serves guests as long as a receiver takes their requests.
 pub fn listen(listener: &Listener, keys: &[Option<PoolKey>], asked: &SyncSender<Asked>) {
-    let (connections, strangers) = (AtomicUsize::new(0), Strangers::new(STRANGERS_MAX));
+    let (connections, limiter) = (AtomicUsize::new(0), PreAuthenticationLimiter::new(UNAUTHENTICATED_MAX));
     std::thread::scope(|scope| {
         loop {
             let mut fds = [rustix::event::PollFd::new(listener, rustix::event::PollFlags::IN)];
@@ -62,11 +62,11 @@ pub fn listen(listener: &Listener, keys: &[Option<PoolKey>], asked: &SyncSender<
             match listener.accept() {
                 Ok(stream) => {
                     let stream = Arc::new(stream);
-                    let Some(stranger) = strangers.enter(&stream) else { continue }; // Closed without a message.
+                    let Some(place) = limiter.enter(&stream) else { continue }; // Closed without a message.
                     let (asked, connections) = (asked.clone(), &connections);
                     let serve = move || {
                         confine(Work::Serving, confined::NOTHING);
-                        if let Err(broken) = serve(&stream, stranger, keys, &asked, connections) {
+                        if let Err(broken) = serve(&stream, place, keys, &asked, connections) {
                             tracing::debug!(peer = stream.peer(), %broken, "a guest's advice");
                         }
                         let _ = stream.shutdown(Shutdown::Both);
@@ -86,26 +86,26 @@ pub fn listen(listener: &Listener, keys: &[Option<PoolKey>], asked: &SyncSender<
 
 fn serve(
     stream: &Stream,
-    stranger: Stranger<'_>,
+    place: UnauthenticatedPlace<'_>,
     keys: &[Option<PoolKey>],
     asked: &SyncSender<Asked>,
     connections: &AtomicUsize,
 ) -> Result<(), ConnectionError> {
     let keys: Vec<Option<&PoolKey>> = keys.iter().map(Option::as_ref).collect();
-    let greeted = named::greet(stream, &keys, wire::ROLE_ADVISER, "pumapool numa advise")?;
-    drop(stranger);
+    let peer = peers::handshake(stream, &keys, wire::ROLE_ADVISER, "pumapool numa advise")?;
+    drop(place);
     let served = if connections.fetch_add(1, Relaxed) < CONNECTIONS_MAX {
-        receive(stream, greeted, asked)
+        receive(stream, peer, asked)
     } else {
-        Err(named::refuse(stream, &greeted.channel, wire::REFUSED_BUSY, "too many guests ask just now: try again"))
+        Err(peers::refuse(stream, &peer.channel, wire::REFUSED_BUSY, "too many guests ask just now: try again"))
     };
     connections.fetch_sub(1, Relaxed);
     served
 }
 
-fn receive(stream: &Stream, greeted: Greeted, asked: &SyncSender<Asked>) -> Result<(), ConnectionError> {
-    let Greeted { nth, channel, mut reader } = greeted;
-    named::welcome(stream, &channel)?;
+fn receive(stream: &Stream, peer: IdentifiedPeer, asked: &SyncSender<Asked>) -> Result<(), ConnectionError> {
+    let IdentifiedPeer { nth, channel, mut reader } = peer;
+    peers::welcome(stream, &channel)?;
     let frame = reader.next(stream, Instant::now() + ANSWER_LIMIT, |kind| kind == Kind::Advise)?;
     let advice = Advice::read_from_bytes(frame.body).map_err(|_| ConnectionError::Unexpected(Kind::Advise))?;
     let name = advice.policy.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -129,11 +129,11 @@ fn receive(stream: &Stream, greeted: Greeted, asked: &SyncSender<Asked>) -> Resu
 /// # Errors
 /// Fails if the host cannot be reached, or refuses: then with its text.
 pub fn advise(host: &Address, security: &Security, policy: Policy) -> io::Result<()> {
-    let mut joined = named::join(host, security, wire::ROLE_ADVISER, ANSWER_LIMIT, TICK)?;
+    let mut joined = peers::join(host, security, wire::ROLE_ADVISER, ANSWER_LIMIT, TICK)?;
     let mut advice = Advice { policy: [0; 16] };
     advice.policy[..policy.name().len()].copy_from_slice(policy.name().as_bytes());
-    joined.say(Kind::Advise, 0, &advice, ANSWER_LIMIT)?;
-    let answer = joined.hear(Kind::Advised, Instant::now() + 2 * ANSWER_LIMIT)?;
+    joined.send(Kind::Advise, 0, &advice, ANSWER_LIMIT)?;
+    let answer = joined.receive(Kind::Advised, Instant::now() + 2 * ANSWER_LIMIT)?;
     let answer = Refused::read_from_bytes(&answer[..]).map_err(|_| io::ErrorKind::InvalidData)?;
     match answer.code.get() {
         0 => Ok(()),

@@ -349,7 +349,7 @@ impl Liar {
                 let items = channel.open_head(&header, &body[sealed], &mut opened).unwrap();
                 body.splice(sealed, items.iter().copied());
             }
-            let mut say = |channel: &Channel, header: &Header, items: &[u8], pages: &[u8]| {
+            let mut send = |channel: &Channel, header: &Header, items: &[u8], pages: &[u8]| {
                 let mut frame = Vec::new();
                 channel.push_head(header, items, &mut frame).unwrap();
                 frame.extend_from_slice(pages);
@@ -359,7 +359,7 @@ impl Liar {
             match header.validate() {
                 Ok(Kind::Handshake1) => {
                     let (answer, sealed) = wire::secure::answer(&setup::key(), &body).unwrap();
-                    say(&channel, &Header::new(Kind::Handshake2, 0, answer.len(), 0), &answer, &[])?;
+                    send(&channel, &Header::new(Kind::Handshake2, 0, answer.len(), 0), &answer, &[])?;
                     channel = sealed;
                 }
                 Ok(Kind::Hello) => {
@@ -370,7 +370,7 @@ impl Liar {
                         ..FromZeros::new_zeroed()
                     };
                     let header = Header::new(Kind::Welcome, 0, size_of_val(&welcome), 0);
-                    say(&channel, &header, welcome.as_bytes(), &[])?;
+                    send(&channel, &header, welcome.as_bytes(), &[])?;
                 }
                 Ok(Kind::Put) => {
                     let (items_read, pages) = <[PutItem]>::ref_from_prefix_with_elems(&body, items).unwrap();
@@ -378,7 +378,7 @@ impl Liar {
                     for (item, page) in items_read.iter().zip(pages.chunks(PAGE_SIZE)) {
                         kept.insert(item.key.as_bytes().try_into().unwrap(), (item.checksum.get(), page.to_vec()));
                     }
-                    say(&channel, &Header::new(Kind::PutReply, items, items, request), &vec![1; items], &[])?;
+                    send(&channel, &Header::new(Kind::PutReply, items, items, request), &vec![1; items], &[])?;
                 }
                 Ok(Kind::Get) => {
                     let keys = <[WireKey]>::ref_from_bytes(&body).unwrap();
@@ -402,7 +402,7 @@ impl Liar {
                     }
                     let header =
                         Header::new(Kind::GetReply, keys.len(), size_of_val(&items[..]) + pages.len(), request);
-                    say(&channel, &header, items.as_bytes(), &pages)?;
+                    send(&channel, &header, items.as_bytes(), &pages)?;
                 }
                 _ => {}
             }

@@ -116,7 +116,7 @@
 //! 6. *Silence.* A borrower sends Ping when it has nothing else to send, at least every
 //!    [`PING_SECONDS_MAX`]. If the lender has no place for another session or connection, it may
 //!    end a session that never put a page and that was silent for several times as long. Otherwise
-//!    silent strangers could shut others out.
+//!    silent peers could shut others out.
 //!
 //! *Conclusions of the borrower.* After a lost connection it uses nothing at this lender. It
 //! continues to record the pages that it would have dropped there. A Welcome with
@@ -138,14 +138,14 @@
 //! Refused with [`REFUSED_PROTOCOL`] and its own version in the text, before it checks for a key.
 
 pub mod address;
-pub mod complaints;
 pub mod confined;
 pub mod frames;
 pub mod key;
 pub mod listener;
-pub mod named;
+pub mod peers;
+pub mod pre_authentication;
+pub mod rate_limited_log;
 pub mod secure;
-pub mod strangers;
 
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 use zerocopy::little_endian::{U16, U32, U64};

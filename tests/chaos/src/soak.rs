@@ -171,8 +171,8 @@ impl Site {
         }
         let inodes_before = mount.status()?.mount.inodes;
         let before = [look(mount.pid(), 0.0).ok(), look(pid, 0.0).ok()];
-        // Each connection of a lender has a descriptor, and once it was greeted no thread. (When it
-        // says READY, not all its threads run yet.)
+        // Each connection of a lender has a descriptor, and once its handshake has ended no thread.
+        // (When it says READY, not all its threads run yet.)
         let connections = ask_daemon::<report::Lend>(pid, RETURN_MAX)?.lender.connections;
         let idle = |figure: fn(&Sample) -> u64| before[1].map_or(0, |now| figure(&now));
         let lender_idle = [idle(|now| now.descriptor_count).saturating_sub(connections), idle(|now| now.thread_count)];

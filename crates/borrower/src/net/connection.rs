@@ -70,23 +70,23 @@ impl Connection {
         security: &Security,
     ) -> io::Result<Option<Connection>> {
         let stream = security.connect(address, CONNECT_TIMEOUT)?;
-        match Connection::greet_with(stream, wire::ROLE_MAIN, session, next_version.0, security) {
+        match Connection::handshake_with(stream, wire::ROLE_MAIN, session, next_version.0, security) {
             Err(error) if error.kind() == BEHIND => Ok(None),
-            greeted => greeted.map(Some),
+            connected => connected.map(Some),
         }
     }
 
     /// Opens a further connection of a session, and does the handshake.
     pub fn open(address: &Address, session: [u8; 16], security: &Security) -> io::Result<Connection> {
-        Connection::greet(security.connect(address, CONNECT_TIMEOUT)?, wire::ROLE_GET, session, security)
+        Connection::handshake(security.connect(address, CONNECT_TIMEOUT)?, wire::ROLE_GET, session, security)
     }
 
     /// Does the handshake on a connected stream.
-    pub fn greet(stream: Stream, role: u32, session: [u8; 16], security: &Security) -> io::Result<Connection> {
-        Connection::greet_with(stream, role, session, 0, security)
+    pub fn handshake(stream: Stream, role: u32, session: [u8; 16], security: &Security) -> io::Result<Connection> {
+        Connection::handshake_with(stream, role, session, 0, security)
     }
 
-    fn greet_with(
+    fn handshake_with(
         stream: Stream,
         role: u32,
         session: [u8; 16],
@@ -461,7 +461,7 @@ fn not_welcome(kind: Kind, body: &[u8], behind: io::ErrorKind) -> io::Error {
             let kind = if is_behind { behind } else { io::ErrorKind::ConnectionRefused };
             io::Error::new(kind, format!("the lender refuses: {}", refused.text()))
         }
-        _ => protocol_error(format!("the lender answered the greeting with {kind:?}")),
+        _ => protocol_error(format!("the lender answered the handshake with {kind:?}")),
     }
 }
 
@@ -538,8 +538,8 @@ mod tests {
         let (near, mut far) = UnixStream::pair().unwrap();
         far.write_all(&frame(Kind::Welcome, 0, 0, Welcome::new_zeroed().as_bytes())).unwrap();
         let stream = Stream::Unix(near);
-        let greeted = Connection::greet(stream, wire::ROLE_GET, [7; 16], &Security::Trusting).unwrap();
-        (GetConnection::over(greeted), far)
+        let connection = Connection::handshake(stream, wire::ROLE_GET, [7; 16], &Security::Trusting).unwrap();
+        (GetConnection::over(connection), far)
     }
 
     #[test]
@@ -563,7 +563,7 @@ mod tests {
             (header.request.get(), Hello::read(header.request.get(), body, true).unwrap().1)
         });
         // The lender closes the connection without a Welcome.
-        let main = Connection::greet_with(Stream::Unix(near), wire::ROLE_MAIN, [7; 16], 77, &Security::Keyed(key));
+        let main = Connection::handshake_with(Stream::Unix(near), wire::ROLE_MAIN, [7; 16], 77, &Security::Keyed(key));
         assert!(main.is_err());
         assert_eq!(lender.join().unwrap(), (0, Some(Version(77))));
     }

@@ -67,7 +67,7 @@ pub(crate) struct Link {
     main: Mutex<Option<Outgoing>>,
     /// A second handle of the main connection. It can end the connection while a thread is blocked
     /// in a write to it.
-    door: Mutex<Option<Outgoing>>,
+    main_handle: Mutex<Option<Outgoing>>,
     gets: Mutex<Gets>,
     /// Signalled when a get connection became idle.
     idle: Condvar,
@@ -137,7 +137,7 @@ impl Link {
             incarnation: AtomicU64::new(0),
             stopped: Default::default(),
             main: Mutex::default(),
-            door: Mutex::default(),
+            main_handle: Mutex::default(),
             gets: Mutex::default(),
             idle: Condvar::new(),
             seen: Mutex::new(Seen {
@@ -331,7 +331,7 @@ impl Link {
 
     /// Shuts the connections down.
     fn shut_down(&self) {
-        if let Some(stream) = &*self.door.lock() {
+        if let Some(stream) = &*self.main_handle.lock() {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -339,7 +339,7 @@ impl Link {
     /// Drops all connections.
     fn close(&self) {
         *self.main.lock() = None;
-        *self.door.lock() = None;
+        *self.main_handle.lock() = None;
         self.replace_gets(Vec::new());
     }
 

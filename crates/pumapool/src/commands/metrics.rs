@@ -4,7 +4,7 @@ use crate::cli::metrics::Options;
 use crate::commands::status;
 use crate::daemon::control;
 use crate::metrics::page;
-use crate::metrics::server::Door;
+use crate::metrics::server::MetricsListener;
 use anyhow::{Context, Result};
 use report::{Daemon, Status};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -22,9 +22,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot listen for signals")?;
-    let door = Door::bind(listen)?;
-    door.serve(Arc::new(|| daemons(control::look_at_all())))?;
-    writeln!(std::io::stdout(), "READY metrics of this machine are at {}", door.address())?;
+    let listener = MetricsListener::bind(listen)?;
+    listener.serve(Arc::new(|| daemons(control::look_at_all())))?;
+    writeln!(std::io::stdout(), "READY metrics of this machine are at {}", listener.address())?;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let _ = signals.forever().next();
     Ok(ExitCode::SUCCESS)

@@ -10,7 +10,7 @@ use crate::cli::mount::{CHANGEABLE, FillName, Options, Policies, StrategyName, S
 use crate::commands::{guests::Guests, joined};
 use crate::config::Changeable;
 use crate::daemon::{Daemon, cgroups::cgroups, confine, control::answer, membership::Membership, security};
-use crate::metrics::server::{self, Door};
+use crate::metrics::server::{self, MetricsListener};
 use crate::supervisor::{fdstore, keeper, kept::Kept};
 use anyhow::{Context, Result, bail};
 use borrower::cgroups::Cgroups;
@@ -74,7 +74,9 @@ fn run_for(options: Options, guests: Option<Arc<Guests>>) -> Result<ExitCode> {
         Ok(daemon) => {
             let (log, control, metrics) = daemon.into_parts();
             let bind = |address| {
-                Door::bind(&address).inspect_err(|error| tracing::error!("cannot serve metrics: {error:#}")).ok()
+                MetricsListener::bind(&address)
+                    .inspect_err(|error| tracing::error!("cannot serve metrics: {error:#}"))
+                    .ok()
             };
             keeper::run(log, control, metrics.or_else(|| tried.and_then(bind)), held)
         }

@@ -19,7 +19,7 @@ pub mod security;
 use crate::cli::daemon::Options;
 use crate::cli::exit;
 use crate::config::{self, Changeable};
-use crate::metrics::server::Door;
+use crate::metrics::server::MetricsListener;
 use anyhow::{Context, Result, bail};
 use control::{Control, RemovedOnDrop};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -41,7 +41,7 @@ pub struct Daemon {
     signals: Signals,
     control: Control,
     changeable: Changeable,
-    metrics: Option<Door>,
+    metrics: Option<MetricsListener>,
 }
 
 /// Where a daemon in the background logs.
@@ -81,7 +81,7 @@ impl Daemon {
         let log = if detached { Some(open_log(kind, options)?) } else { None };
         log.iter().for_each(|log| crate::log::to(&log.file));
         let signals = Signals::new([SIGINT, SIGTERM, SIGQUIT, SIGHUP]).context("cannot listen for signals")?;
-        let metrics = options.metrics.as_ref().map(Door::bind).transpose()?;
+        let metrics = options.metrics.as_ref().map(MetricsListener::bind).transpose()?;
         Ok(Ok(Daemon { log, signals, control: Control::bind(kind)?, metrics, changeable: Changeable::nothing() }))
     }
 
@@ -92,13 +92,13 @@ impl Daemon {
 
     /// The parts for a process that lets another one serve: the log, the control socket, and the
     /// address of metrics.
-    pub fn into_parts(self) -> (Option<Log>, Control, Option<Door>) {
+    pub fn into_parts(self) -> (Option<Log>, Control, Option<MetricsListener>) {
         (self.log, self.control, self.metrics)
     }
 
     /// The address at which metrics are served.
     pub fn metrics(&self) -> Option<&Address> {
-        self.metrics.as_ref().map(Door::address)
+        self.metrics.as_ref().map(MetricsListener::address)
     }
 
     /// Begins to serve: runs `stop` on the first signal, answers requests for the status, and
@@ -123,9 +123,9 @@ impl Daemon {
     ) -> Result<Serving> {
         on_signals(self.signals, hangup_ends(self.log.is_some()), self.changeable, stop)?;
         let status = Arc::new(status);
-        if let Some(door) = &self.metrics {
+        if let Some(listener) = &self.metrics {
             let status = status.clone();
-            door.serve(Arc::new(move || vec![status()]))?;
+            listener.serve(Arc::new(move || vec![status()]))?;
         }
         let control = self.control.serve(move || status(), command)?;
         let mut default_log = None;
@@ -153,7 +153,7 @@ impl Daemon {
 /// A daemon while it serves.
 pub struct Serving {
     _control: control::Serving,
-    _metrics: Option<Door>,
+    _metrics: Option<MetricsListener>,
     default_log: Option<RemovedOnDrop>,
 }
 

@@ -54,16 +54,16 @@ pub type Statuses = Arc<dyn Fn() -> Vec<Daemon> + Send + Sync>;
 
 /// The listener of the page. It is bound before the daemon drops its rights, and closed when
 /// dropped.
-pub struct Door(Listener);
+pub struct MetricsListener(Listener);
 
-impl Door {
+impl MetricsListener {
     /// Listens.
     ///
     /// # Errors
     /// When it cannot.
-    pub fn bind(address: &Address) -> Result<Door> {
+    pub fn bind(address: &Address) -> Result<MetricsListener> {
         // The daemon leaves its folder; the address must not.
-        Ok(Door(Listener::bind(&address.clone().absolute()?).context("--metrics")?))
+        Ok(MetricsListener(Listener::bind(&address.clone().absolute()?).context("--metrics")?))
     }
 
     /// The address of the listener, with the port that the kernel has chosen.
@@ -80,13 +80,13 @@ impl Door {
     }
 }
 
-impl AsFd for Door {
+impl AsFd for MetricsListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-/// Where such a socket listens.
+/// The address of such a socket.
 pub fn address(socket: impl AsFd) -> Option<Address> {
     let name = rustix::net::getsockname(socket).ok()?;
     if let Ok(unix) = rustix::net::SocketAddrUnix::try_from(name.clone()) {
@@ -95,7 +95,7 @@ pub fn address(socket: impl AsFd) -> Option<Address> {
     Some(SocketAddr::try_from(name).ok()?.into())
 }
 
-/// Serves as [`Door::serve`] does, on a socket that another process has bound.
+/// Serves as [`MetricsListener::serve`] does, on a socket that another process has bound.
 pub fn serve(socket: OwnedFd, statuses: Statuses) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot serve metrics")?;
     // One thread speaks with the network. Another makes the pages, one after the other: it has the
@@ -202,17 +202,17 @@ fn make_pages(statuses: &Statuses, asked: &Receiver<Asked>) {
 }
 
 async fn answer(request: &Request<Incoming>, pages: SyncSender<Asked>) -> Response<Full<Bytes>> {
-    let say = |status: StatusCode, text: String| {
+    let respond = |status: StatusCode, text: String| {
         let mut response = Response::new(Full::from(text));
         *response.status_mut() = status;
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         response
     };
     if request.uri().path() != "/metrics" {
-        return say(StatusCode::NOT_FOUND, "there is nothing here but /metrics\n".to_owned());
+        return respond(StatusCode::NOT_FOUND, "there is nothing here but /metrics\n".to_owned());
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let mut response = say(StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n".to_owned());
+        let mut response = respond(StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n".to_owned());
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return response;
     }
@@ -222,9 +222,9 @@ async fn answer(request: &Request<Incoming>, pages: SyncSender<Asked>) -> Respon
     // Full it is only of what connections have asked that are gone.
     let _ = pages.try_send((format, asker));
     let Ok(page) = page.await else {
-        return say(StatusCode::SERVICE_UNAVAILABLE, "the page cannot be made now; ask again\n".to_owned());
+        return respond(StatusCode::SERVICE_UNAVAILABLE, "the page cannot be made now; ask again\n".to_owned());
     };
-    let mut response = say(StatusCode::OK, page);
+    let mut response = respond(StatusCode::OK, page);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
     response
 }

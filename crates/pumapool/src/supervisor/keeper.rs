@@ -21,7 +21,7 @@
 use crate::cli::exit::HANDED_OVER;
 use crate::config;
 use crate::daemon::{self, Log, confine, control::Control};
-use crate::metrics::server::Door;
+use crate::metrics::server::MetricsListener;
 use crate::supervisor::fdstore::Store;
 use anyhow::{Context, Result};
 use mount::handover::channel::{Channel, Held, Message};
@@ -162,7 +162,7 @@ struct Keeper {
     store: Store,
     log: Option<Log>,
     control: Control,
-    metrics: Option<Door>,
+    metrics: Option<MetricsListener>,
     signals: Vec<(i32, UnixStream)>,
     hangup_ends: bool,
     /// Whether the daemon must read the configuration again.
@@ -187,7 +187,7 @@ struct Keeper {
 pub fn run(
     log: Option<Log>,
     control: Control,
-    metrics: Option<Door>,
+    metrics: Option<MetricsListener>,
     held: BTreeMap<Held, OwnedFd>,
 ) -> Result<ExitCode> {
     let mut signals = Vec::new();
@@ -490,7 +490,7 @@ impl Keeper {
         let mut inherited = vec![channel.fd(), listener];
         inherited.extend(self.log.as_ref().map(|log| log.file().as_fd()));
         let numbers: Vec<String> = inherited.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
-        inherited.extend(self.metrics.as_ref().map(Door::as_fd));
+        inherited.extend(self.metrics.as_ref().map(MetricsListener::as_fd));
         // This process has one thread, so no other program is started while these descriptors can
         // be inherited.
         for fd in &inherited {
@@ -509,7 +509,7 @@ impl Keeper {
             command.env_remove(variable);
         }
         match &self.metrics {
-            Some(door) => command.env(INHERITED_METRICS, door.as_fd().as_raw_fd().to_string()),
+            Some(listener) => command.env(INHERITED_METRICS, listener.as_fd().as_raw_fd().to_string()),
             None => command.env_remove(INHERITED_METRICS),
         };
         if let Some(folder) = &self.folder {

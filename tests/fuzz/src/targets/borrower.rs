@@ -21,7 +21,7 @@ const FRAMES_MAX: usize = 64;
 
 pub const ANSWERS: Target = Target {
     name: "borrower_answers",
-    about: "a lender's side of the greeting, and its frames on the main connection",
+    about: "a lender's side of the handshake, and its frames on the main connection",
     input_bytes_max: 8 << 10,
     run: answers,
     seeds: || {
@@ -55,9 +55,9 @@ fn answers(bytes: &[u8]) {
         Some((kind, body))
     };
     let first = plain();
-    let greeted = Connection::greet(near, wire::ROLE_MAIN, [7; 16], &Security::Trusting);
-    assert_eq!(greeted.is_ok(), matches!(first, Some((Kind::Welcome, _))));
-    let Ok(mut connection) = greeted else { return };
+    let connected = Connection::handshake(near, wire::ROLE_MAIN, [7; 16], &Security::Trusting);
+    assert_eq!(connected.is_ok(), matches!(first, Some((Kind::Welcome, _))));
+    let Ok(mut connection) = connected else { return };
     let mut body = Vec::new();
     for _ in 0..FRAMES_MAX {
         match (connection.next_frame(Duration::from_secs(5), &mut body), plain()) {
@@ -105,8 +105,9 @@ fn gets(mut bytes: &[u8]) {
     let keys: Vec<WireKey> = indexes.iter().map(|index| key(*index as u32)).collect();
     let places: Vec<usize> = indexes.iter().map(|index| index * PAGE_SIZE).collect();
     let (near, _far) = lender(&[&welcome(), bytes].concat());
-    let greeted = Connection::greet(near, wire::ROLE_GET, [7; 16], &Security::Trusting).expect("a good greeting");
-    let mut connection = GetConnection::over(greeted);
+    let connected =
+        Connection::handshake(near, wire::ROLE_GET, [7; 16], &Security::Trusting).expect("a good handshake");
+    let mut connection = GetConnection::over(connected);
     let mut got = Vec::new();
     for request in 1..=3u64 {
         let mut window = vec![UNTOUCHED; 16 * PAGE_SIZE];

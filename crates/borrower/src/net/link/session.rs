@@ -179,7 +179,7 @@ fn complete_session(borrower: &Borrower, link: &Link, name: [u8; 16], main: Conn
     let pinging = pings.outgoing()?;
     link.found(main.welcome.capacity_pages.get());
     link.replace_gets(gets);
-    *link.door.lock() = Some(main.outgoing()?);
+    *link.main_handle.lock() = Some(main.outgoing()?);
     *link.main.lock() = Some(main.outgoing()?);
     if link.name() != name {
         // Another thread has reset the sessions meanwhile, and may not have found this connection

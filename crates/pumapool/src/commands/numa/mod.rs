@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use wire::address::Address;
 use wire::key::PoolKey;
 use wire::listener::Listener;
-use wire::named;
+use wire::peers;
 
 /// Without --all, `list` shows at most so many processes that are not virtual machines.
 const LISTED: usize = 20;
@@ -345,7 +345,7 @@ fn run_daemon(options: DaemonOptions, nodes: Vec<Node>) -> Result<ExitCode> {
     let read =
         |guest: &GuestName| -> Result<Option<PoolKey>> { Ok(Some(PoolKey::read(&std::path::absolute(&guest.key)?)?)) };
     let keys: Vec<Option<PoolKey>> = options.guest.iter().map(read).collect::<Result<_>>()?;
-    if let Err(nth) = named::check_keys(&keys.iter().map(Option::as_ref).collect::<Vec<_>>()) {
+    if let Err(nth) = peers::check_keys(&keys.iter().map(Option::as_ref).collect::<Vec<_>>()) {
         bail!("{}: another guest has the same key; make one for each guest", options.guest[nth].who);
     }
     let limits = Limits {

@@ -1,9 +1,9 @@
 //! Connections to a host with a key for each peer, by which the host identifies it.
 
 use crate::address::{Address, Stream};
-use crate::complaints::Complaints;
 use crate::frames::{ConnectionError, FrameReader, Outgoing, send};
 use crate::key::PoolKey;
+use crate::rate_limited_log::RateLimitedLog;
 use crate::secure::{self, Channel, Handshake, Security};
 use crate::{Hello, Kind, Refused, Welcome};
 use std::io;
@@ -33,7 +33,7 @@ pub fn check_keys(keys: &[Option<&PoolKey>]) -> Result<(), usize> {
 }
 
 /// A peer that was identified.
-pub struct Greeted {
+pub struct IdentifiedPeer {
     /// Its index among the keys.
     pub nth: usize,
     /// Frames to and from it.
@@ -47,7 +47,12 @@ pub struct Greeted {
 ///
 /// # Errors
 /// Fails if it is none of them (it was sent the reason), or if its frames are malformed.
-pub fn greet(stream: &Stream, keys: &[Option<&PoolKey>], role: u32, command: &str) -> Result<Greeted, ConnectionError> {
+pub fn handshake(
+    stream: &Stream,
+    keys: &[Option<&PoolKey>],
+    role: u32,
+    command: &str,
+) -> Result<IdentifiedPeer, ConnectionError> {
     stream.set_read_timeout(Some(TICK)).map_err(ConnectionError::Io)?;
     stream.set_write_timeout(Some(TICK)).map_err(ConnectionError::Io)?;
     let deadline = Instant::now() + HELLO_LIMIT;
@@ -80,12 +85,12 @@ pub fn greet(stream: &Stream, keys: &[Option<&PoolKey>], role: u32, command: &st
         let text = format!("connect with `{command}` of the same version");
         return Err(refuse(stream, &channel, crate::REFUSED_HELLO, &text));
     }
-    Ok(Greeted { nth, channel, reader })
+    Ok(IdentifiedPeer { nth, channel, reader })
 }
 
 /// Sends a peer the reason for a refusal, before the connection is closed.
 pub fn refuse(stream: &Stream, channel: &Channel, code: u32, text: &str) -> ConnectionError {
-    static REFUSALS: Complaints = Complaints::new();
+    static REFUSALS: RateLimitedLog = RateLimitedLog::new();
     if let Some(suppressed) = REFUSALS.next() {
         tracing::info!(peer = stream.peer(), suppressed, "a guest is refused: {text}");
     }
@@ -129,16 +134,16 @@ pub fn join(host: &Address, security: &Security, role: u32, limit: Duration, tic
     let mut joined = Joined { stream, channel: Channel::plain(), reader: FrameReader::new() };
     if let Security::Keyed(key) = security {
         let (handshake, first) = Handshake::begin(key).map_err(failed)?;
-        joined.say(Kind::Handshake1, crate::PROTOCOL.into(), &first, limit)?;
-        let answer = joined.hear(Kind::Handshake2, deadline)?;
+        joined.send(Kind::Handshake1, crate::PROTOCOL.into(), &first, limit)?;
+        let answer = joined.receive(Kind::Handshake2, deadline)?;
         joined.channel = handshake.finish(&answer).map_err(failed)?;
         joined.reader.open_with(joined.channel.clone());
     }
     let mut session = [0; 16];
     rustix::rand::getrandom(&mut session, rustix::rand::GetRandomFlags::empty())?;
     let (protocol, role) = (U32::new(crate::PROTOCOL), U32::new(role));
-    joined.say(Kind::Hello, 0, &Hello { magic: crate::MAGIC, protocol, role, session }, limit)?;
-    joined.hear(Kind::Welcome, deadline)?;
+    joined.send(Kind::Hello, 0, &Hello { magic: crate::MAGIC, protocol, role, session }, limit)?;
+    joined.receive(Kind::Welcome, deadline)?;
     Ok(joined)
 }
 
@@ -147,7 +152,7 @@ impl Joined {
     ///
     /// # Errors
     /// Fails if the host does not take it in time.
-    pub fn say<T: zerocopy::IntoBytes + zerocopy::Immutable>(
+    pub fn send<T: zerocopy::IntoBytes + zerocopy::Immutable>(
         &mut self,
         kind: Kind,
         request: u64,
@@ -163,7 +168,7 @@ impl Joined {
     ///
     /// # Errors
     /// Fails if it does not arrive in time, or the host refuses: then with its text.
-    pub fn hear(&mut self, wanted: Kind, deadline: Instant) -> io::Result<Vec<u8>> {
+    pub fn receive(&mut self, wanted: Kind, deadline: Instant) -> io::Result<Vec<u8>> {
         let frame = self.reader.next(&self.stream, deadline, |kind| kind == wanted || kind == Kind::Refused);
         let frame = frame.map_err(failed)?;
         match (frame.kind, Refused::read_from_bytes(frame.body)) {

@@ -4,18 +4,18 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// At most one line in this time.
-const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
+const LINE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The time of the last line, and the number of suppressed lines since.
 #[derive(Default)]
-pub struct Complaints {
+pub struct RateLimitedLog {
     last: Mutex<(Option<Instant>, u64)>,
 }
 
-impl Complaints {
+impl RateLimitedLog {
     /// Without any line so far.
-    pub const fn new() -> Complaints {
-        Complaints { last: Mutex::new((None, 0)) }
+    pub const fn new() -> RateLimitedLog {
+        RateLimitedLog { last: Mutex::new((None, 0)) }
     }
 
     /// Counts a line. Returns `Some` if it is to be logged now, with the number of lines that were
@@ -23,7 +23,7 @@ impl Complaints {
     pub fn next(&self) -> Option<u64> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        if last.0.is_some_and(|last| now.duration_since(last) < COMPLAINT_INTERVAL) {
+        if last.0.is_some_and(|last| now.duration_since(last) < LINE_INTERVAL) {
             last.1 += 1;
             return None;
         }
@@ -44,9 +44,9 @@ mod tests {
 
     #[test]
     fn one_line_is_for_many() {
-        let complaints = Complaints::new();
-        assert_eq!((complaints.next(), complaints.next(), complaints.next()), (Some(0), None, None));
-        complaints.last.lock().unwrap().0 = Instant::now().checked_sub(COMPLAINT_INTERVAL);
-        assert_eq!((complaints.next(), complaints.next()), (Some(2), None));
+        let log = RateLimitedLog::new();
+        assert_eq!((log.next(), log.next(), log.next()), (Some(0), None, None));
+        log.last.lock().unwrap().0 = Instant::now().checked_sub(LINE_INTERVAL);
+        assert_eq!((log.next(), log.next()), (Some(2), None));
     }
 }

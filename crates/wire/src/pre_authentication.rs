@@ -5,8 +5,8 @@ use crate::address::Stream;
 use std::net::Shutdown;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The strangers of one listener.
-pub struct Strangers {
+/// The unauthenticated connections of one listener.
+pub struct PreAuthenticationLimiter {
     max: usize,
     /// Oldest first.
     all: Mutex<Vec<One>>,
@@ -18,22 +18,22 @@ struct One {
     is_leaving: bool,
 }
 
-/// A connection's place among them, until it is dropped.
-pub struct Stranger<'a> {
-    strangers: &'a Strangers,
+/// A connection's place at the limiter, until it is dropped.
+pub struct UnauthenticatedPlace<'a> {
+    limiter: &'a PreAuthenticationLimiter,
     stream: Arc<Stream>,
 }
 
-impl Strangers {
+impl PreAuthenticationLimiter {
     /// For so many at once. As many more may be ending.
-    pub const fn new(max: usize) -> Strangers {
-        Strangers { max, all: Mutex::new(Vec::new()) }
+    pub const fn new(max: usize) -> PreAuthenticationLimiter {
+        PreAuthenticationLimiter { max, all: Mutex::new(Vec::new()) }
     }
 
-    /// Accepts a stranger. If there are too many then, the oldest is shut down: a peer with a key
+    /// Accepts a connection. If there are too many then, the oldest is shut down: a peer with a key
     /// ends its handshake in a few milliseconds, and a connection that is only held open makes
     /// room. `None`: too many have not ended yet.
-    pub fn enter(&self, stream: &Arc<Stream>) -> Option<Stranger<'_>> {
+    pub fn enter(&self, stream: &Arc<Stream>) -> Option<UnauthenticatedPlace<'_>> {
         let mut all = self.lock();
         let mut staying: Vec<&mut One> = all.iter_mut().filter(|one| !one.is_leaving).collect();
         if staying.len() >= self.max
@@ -46,7 +46,7 @@ impl Strangers {
             return None;
         }
         all.push(One { stream: Arc::clone(stream), is_leaving: false });
-        Some(Stranger { strangers: self, stream: Arc::clone(stream) })
+        Some(UnauthenticatedPlace { limiter: self, stream: Arc::clone(stream) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<One>> {
@@ -54,9 +54,9 @@ impl Strangers {
     }
 }
 
-impl Drop for Stranger<'_> {
+impl Drop for UnauthenticatedPlace<'_> {
     fn drop(&mut self) {
-        self.strangers.lock().retain(|one| !Arc::ptr_eq(&one.stream, &self.stream));
+        self.limiter.lock().retain(|one| !Arc::ptr_eq(&one.stream, &self.stream));
     }
 }
 
@@ -67,8 +67,8 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn who_holds_all_places_keeps_nobody_out() {
-        let strangers = Strangers::new(2);
+    fn a_peer_that_holds_all_places_shuts_nobody_out() {
+        let limiter = PreAuthenticationLimiter::new(2);
         let pairs: Vec<(Arc<Stream>, UnixStream)> = (0..5)
             .map(|_| {
                 let (near, far) = UnixStream::pair().unwrap();
@@ -77,7 +77,7 @@ mod tests {
             })
             .collect();
         let is_shut_down = |nth: usize| matches!((&pairs[nth].1).read(&mut [0]), Ok(0));
-        let enter = |nth: usize| strangers.enter(&pairs[nth].0);
+        let enter = |nth: usize| limiter.enter(&pairs[nth].0);
         let (first, _second, third) = (enter(0), enter(1), enter(2));
         assert!(first.is_some() && third.is_some());
         assert!(is_shut_down(0) && !is_shut_down(1) && !is_shut_down(2));
@@ -87,7 +87,7 @@ mod tests {
         assert!(enter(4).is_none() && is_shut_down(2) && !is_shut_down(3));
         drop(first);
         assert!(enter(4).is_some());
-        // A peer that has authenticated itself is no stranger any more, and stays.
+        // A peer that has authenticated itself has left the limiter, and stays.
         drop((third, fourth));
         let _fifth = enter(4);
         assert!(!is_shut_down(3) && !is_shut_down(4));
