@@ -85,7 +85,7 @@ impl Server {
         let housekeeping = match self.housekeeper.lock().take() {
             Some(housekeeper) => {
                 let shared = Arc::clone(&self.shared);
-                let thread = thread::Builder::new().name("lender-keeper".into());
+                let thread = thread::Builder::new().name("lender-upkeep".into());
                 Some(thread.spawn(move || housekeeper.run(&shared)).map_err(start)?)
             }
             None => None,

@@ -33,7 +33,7 @@ fn connections_have_no_threads() {
     };
     // The thread of the handshake ends at once.
     let event_loops = (std::thread::available_parallelism().unwrap().get() / 2).clamp(1, 4);
-    let mut wanted = vec!["lender-keeper".to_owned()];
+    let mut wanted = vec!["lender-upkeep".to_owned()];
     (0..event_loops).for_each(|_| wanted.extend(["lender-gets".into(), "lender-mains".into()]));
     wanted.sort();
     wait_for(&wanted);

@@ -57,7 +57,7 @@ pub fn file(device: u64, inode: u64) -> u64 {
 }
 
 /// Mixes the bits: each output bit depends on all input bits (the finalizer of SplitMix64).
-/// crates/tap/src/bpf/watch.bpf.c has the same function.
+/// crates/tap/src/bpf/access_trace.bpf.c has the same function.
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

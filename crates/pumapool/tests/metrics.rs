@@ -195,8 +195,8 @@ fn every_metric_has_a_value() {
     }
 }
 
-/// The page of a mount is the keeper's to hold: it is there as long as the mount is, whoever serves
-/// it.
+/// The page of a mount is the supervisor's to hold: it is there as long as the mount is, whoever
+/// serves it.
 #[test]
 fn the_page_survives_the_daemon() {
     let test = "the_page_survives_the_daemon";

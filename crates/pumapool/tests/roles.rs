@@ -172,12 +172,16 @@ fn a_role_can_be_asked_for_and_mounts_live_and_die_with_the_node() {
         found.is_some()
     }));
     let found = found.unwrap();
-    let (keeper, daemon) = (found.pid, found.daemon_pid);
+    let (supervisor, daemon) = (found.pid, found.daemon_pid);
     setup::kill(daemon);
-    let took_over = || mount(keeper).is_some_and(|mount| mount.mount.takeovers == 1 && !mount.borrowing);
-    assert!(wait_until(PATIENCE, took_over), "{:?}", mount(keeper));
+    let took_over = || mount(supervisor).is_some_and(|mount| mount.mount.takeovers == 1 && !mount.borrowing);
+    assert!(wait_until(PATIENCE, took_over), "{:?}", mount(supervisor));
     let has_the_other = |mount: &report::Mount| mount.lenders.len() == 1 && mount.lenders[0].address == other.address;
-    assert!(wait_until(PATIENCE, || mount(keeper).is_some_and(|mount| has_the_other(&mount))), "{:?}", mount(keeper));
+    assert!(
+        wait_until(PATIENCE, || mount(supervisor).is_some_and(|mount| has_the_other(&mount))),
+        "{:?}",
+        mount(supervisor)
+    );
     node.wait_for("lending still", |status| is(status, RoleName::Lend, true, NodeMountState::DoesNotBorrow));
 
     role("borrow");
@@ -192,7 +196,7 @@ fn a_role_can_be_asked_for_and_mounts_live_and_die_with_the_node() {
     // Its end is that of its mounts.
     node.process.signal(rustix::process::Signal::TERM).unwrap();
     assert!(node.process.wait(PATIENCE).unwrap().is_some_and(|status| status.success()));
-    assert!(wait_until(PATIENCE, || mount(keeper).is_none()), "{:?}", mount(keeper));
+    assert!(wait_until(PATIENCE, || mount(supervisor).is_none()), "{:?}", mount(supervisor));
     assert!(!at.join("file").exists(), "still mounted");
 }
 

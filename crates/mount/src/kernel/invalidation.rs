@@ -467,7 +467,7 @@ impl Invalidations {
     /// (fs/fuse/dir.c, `fuse_reverse_inval_entry`). But since 6.19 it checks whether it has the
     /// name before it takes the locks, and returns ENOENT if not. Then the notification is
     /// repeated, but without dropping a name, which could be another one by then. If all this
-    /// fails, a task that opens the file by that name gets ESTALE (`inode/stale.rs`).
+    /// fails, a task that opens the file by that name gets ESTALE (`inode/revalidation.rs`).
     fn deliver_moved(&self, name: Name, expire_only: bool, tries: u32) {
         let result = self.notifier.inval_entry(name.parent, &name.name, expire_only);
         if result == Err(Errno::NOENT) && self.can_expire && tries > 1 {

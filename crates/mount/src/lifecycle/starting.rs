@@ -110,12 +110,12 @@ impl Mount {
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        Mount::start_kept(config, None, make_borrower)
+        Mount::start_supervised(config, None, make_borrower)
     }
 
     /// Mounts and serves, with a supervisor at the other end of the channel, so that a successor
     /// can take the mount over ([`Mount::take_over`]).
-    pub fn start_kept<E>(
+    pub fn start_supervised<E>(
         config: Config,
         supervisor: Option<Arc<Channel>>,
         make_borrower: impl FnOnce(MountInfo) -> Result<Arc<Borrower>, E>,
@@ -295,7 +295,7 @@ fn wish(config: &Config, pass: bool, backing: &OwnedFd) -> Wish {
     Wish { capabilities, readahead_bytes_max: READAHEAD_BYTES_MAX, background_max: BACKGROUND_MAX, time_granularity_ns }
 }
 
-#[allow(clippy::too_many_arguments)] // The pieces that `start_kept` has laid out, each used once.
+#[allow(clippy::too_many_arguments)] // The pieces that `start_supervised` has laid out, each used once.
 fn serve<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     config: &Config,
     source: &Path,

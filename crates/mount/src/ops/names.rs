@@ -134,7 +134,7 @@ impl Passthrough {
     }
 
     /// Refuses a request by a stale name, so that it does not apply to the file that had the name
-    /// before (see `inode/stale.rs`).
+    /// before (see `inode/revalidation.rs`).
     pub(crate) fn check_name(&self, inode: &Arc<Inode>, task: u32) -> Result<(), Errno> {
         let found = match self.drop_stale_names(inode) {
             true => revalidation::Found::Stale,

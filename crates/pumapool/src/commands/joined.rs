@@ -36,7 +36,7 @@ const END_LIMIT_SECONDS: i64 = 10;
 struct Joined {
     mountpoint: PathBuf,
     socket: PathBuf,
-    keeper: OwnedFd,
+    supervisor: OwnedFd,
     /// Whether this process has started it, rather than found it.
     started: bool,
     /// Whether it borrows, by its last answer. `None` if it does not answer.
@@ -153,7 +153,7 @@ fn end(mut list: Vec<Joined>) {
     list.retain(|one| !one.gone);
     for one in &list {
         // The process may have ended.
-        let _ = pidfd_send_signal(&one.keeper, Signal::TERM);
+        let _ = pidfd_send_signal(&one.supervisor, Signal::TERM);
     }
     for one in list.iter().filter(|one| !one.has_ended(END_LIMIT_SECONDS)) {
         tracing::warn!("{} is in use: it ends when the last file is closed", one.mountpoint.display());
@@ -165,10 +165,10 @@ impl Joined {
         let socket = status.socket.into();
         let pid = i32::try_from(status.status.pid).ok().and_then(Pid::from_raw);
         let pid = pid.with_context(|| format!("the daemon of {} does not tell its process", mountpoint.display()))?;
-        let keeper = pidfd_open(pid, PidfdFlags::empty())
+        let supervisor = pidfd_open(pid, PidfdFlags::empty())
             .with_context(|| format!("cannot watch the daemon of {}", mountpoint.display()))?;
         let (borrowing, evictions) = (None, None);
-        Ok(Joined { mountpoint, socket, keeper, started, borrowing, puts_nothing: false, evictions, gone: false })
+        Ok(Joined { mountpoint, socket, supervisor, started, borrowing, puts_nothing: false, evictions, gone: false })
     }
 
     /// Returns the pages that were evicted since it was last asked.
@@ -200,7 +200,7 @@ impl Joined {
 
     fn has_ended(&self, limit_seconds: i64) -> bool {
         let limit = Timespec { tv_sec: limit_seconds, tv_nsec: 0 };
-        matches!(poll(&mut [PollFd::new(&self.keeper, PollFlags::IN)], Some(&limit)), Ok(1))
+        matches!(poll(&mut [PollFd::new(&self.supervisor, PollFlags::IN)], Some(&limit)), Ok(1))
     }
 }
 

@@ -1,7 +1,7 @@
 //! `pumapool mount`: the borrower.
 //!
-//! The started process becomes the supervisor (`keeper.rs`), and starts this program again as the
-//! daemon that serves.
+//! The started process becomes the supervisor (`supervisor/process.rs`), and starts this program
+//! again as the daemon that serves.
 
 mod memory;
 
@@ -11,7 +11,7 @@ use crate::commands::{guests::Guests, joined};
 use crate::config::Changeable;
 use crate::daemon::{Daemon, cgroups::cgroups, confine, control::answer, membership::Membership, security};
 use crate::metrics::server::{self, MetricsListener};
-use crate::supervisor::{fdstore, keeper, kept::Kept};
+use crate::supervisor::{daemon::Supervised, fdstore, process};
 use anyhow::{Context, Result, bail};
 use borrower::cgroups::Cgroups;
 use borrower::{Borrower, Strategy};
@@ -47,8 +47,8 @@ pub fn run_images(options: Options, guests: Arc<Guests>) -> Result<ExitCode> {
 }
 
 fn run_for(options: Options, guests: Option<Arc<Guests>>) -> Result<ExitCode> {
-    if let Some(kept) = Kept::inherited()? {
-        return serve(options, guests, kept);
+    if let Some(supervised) = Supervised::inherited()? {
+        return serve(options, guests, supervised);
     }
     // Check the key before anything is started. The daemon reads it again for itself.
     let held = fdstore::inherited();
@@ -78,15 +78,15 @@ fn run_for(options: Options, guests: Option<Arc<Guests>>) -> Result<ExitCode> {
                     .inspect_err(|error| tracing::error!("cannot serve metrics: {error:#}"))
                     .ok()
             };
-            keeper::run(log, control, metrics.or_else(|| tried.and_then(bind)), held)
+            process::run(log, control, metrics.or_else(|| tried.and_then(bind)), held)
         }
         Err(code) => Ok(code),
     }
 }
 
 /// The daemon: mounts, or takes over from the supervisor, and serves.
-fn serve(options: Options, guests: Option<Arc<Guests>>, mut kept: Kept) -> Result<ExitCode> {
-    let given = Inherited::receive(&kept.channel).context("cannot receive from the supervisor")?;
+fn serve(options: Options, guests: Option<Arc<Guests>>, mut supervised: Supervised) -> Result<ExitCode> {
+    let given = Inherited::receive(&supervised.channel).context("cannot receive from the supervisor")?;
     let takes_over = !given.is_empty();
     let (pool, security) = (&options.pool, options.security.clone());
     let membership = Membership::begin(&options.lender, pool, security, options.except.clone(), takes_over)?;
@@ -149,8 +149,8 @@ fn serve(options: Options, guests: Option<Arc<Guests>>, mut kept: Kept) -> Resul
     // here: as of now the new borrower begins with an empty catalog, which is right and only
     // slower.
     let mount = match takes_over {
-        false => mount::Mount::start_kept(config, Some(kept.channel.clone()), make_borrower)?,
-        true => mount::Mount::take_over(&config, given, Some(kept.channel.clone()), make_borrower)?,
+        false => mount::Mount::start_supervised(config, Some(supervised.channel.clone()), make_borrower)?,
+        true => mount::Mount::take_over(&config, given, Some(supervised.channel.clone()), make_borrower)?,
     };
     // From here on, no mount may be left without its daemon. But until a mount in use is served
     // again, it is left to the next daemon.
@@ -173,21 +173,21 @@ fn serve(options: Options, guests: Option<Arc<Guests>>, mut kept: Kept) -> Resul
         },
         confined: confine::now(),
         security: membership.security_name().map(str::to_owned),
-        metrics: kept.metrics.as_ref().and_then(server::address).map(|address| address.to_string()),
+        metrics: supervised.metrics.as_ref().and_then(server::address).map(|address| address.to_string()),
         ..report::Mount::default()
     };
     let message = format!("{} is mounted at {}", mount.0.source().display(), mount.0.mountpoint().display());
     let sees = unseen.is_none();
     let status = {
         let (mount, borrower, guests) = (mount.0.clone(), borrower.clone(), guests.clone());
-        let (keeper_pid, channel) = (kept.keeper_pid(), kept.channel.clone());
+        let (supervisor_pid, channel) = (supervised.supervisor_pid(), supervised.channel.clone());
         move || {
             let of_guests = guests.as_ref().and_then(|guests| guests.problem());
-            let of_keeper = Kept::problem(keeper_pid, &channel);
+            let of_supervisor = Supervised::problem(supervisor_pid, &channel);
             let of_tap = borrower.tap_failure().map(str::to_owned);
-            let problems = [membership.problem(), unseen.clone(), of_tap, of_guests, of_keeper];
+            let problems = [membership.problem(), unseen.clone(), of_tap, of_guests, of_supervisor];
             let status = report::Mount {
-                pid: Kept::pid(keeper_pid, &channel),
+                pid: Supervised::pid(supervisor_pid, &channel),
                 pool: membership.gossip().map(|gossip| gossip.status()),
                 problems: problems.into_iter().flatten().collect(),
                 guests: guests.as_ref().map(|guests| guests.status()),
@@ -198,7 +198,7 @@ fn serve(options: Options, guests: Option<Arc<Guests>>, mut kept: Kept) -> Resul
     };
     let (told, was_told) = sync_channel(1);
     let command = {
-        let (mount, borrower, channel) = (mount.0.clone(), borrower.clone(), kept.channel.clone());
+        let (mount, borrower, channel) = (mount.0.clone(), borrower.clone(), supervised.channel.clone());
         move |wanted: &str, stream: UnixStream| match (wanted, wanted.strip_prefix("upgrade ")) {
             (_, Some(program)) => hand_over(&mount, &channel, program, stream, &told),
             (joined::BORROW, _) => answer(stream, &borrow(&borrower, sees)),
@@ -221,7 +221,7 @@ fn serve(options: Options, guests: Option<Arc<Guests>>, mut kept: Kept) -> Resul
         }
     };
     let status = Arc::new(status);
-    if let Some(socket) = kept.metrics.take() {
+    if let Some(socket) = supervised.metrics.take() {
         let status = status.clone();
         let served = server::serve(socket, Arc::new(move || vec![status()]));
         // A mount in use is served even if its metrics cannot be.
@@ -237,7 +237,7 @@ fn serve(options: Options, guests: Option<Arc<Guests>>, mut kept: Kept) -> Resul
             borrower.set_thresholds(policies.thresholds());
         })
     };
-    kept.serve(&message, move || status(), command, changeable, stop)?;
+    supervised.serve(&message, move || status(), command, changeable, stop)?;
     mount.1 = true;
     match &guests {
         Some(guests) if guests.problem().is_some() => tracing::info!("{message}"),

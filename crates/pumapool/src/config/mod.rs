@@ -45,7 +45,7 @@ const SETTINGS_NAME: &str = "puma-settings";
 const SETTINGS_BYTES_MAX: usize = 1 << 20;
 
 /// The inherited descriptors of a daemon that a supervisor has started
-/// ([`crate::supervisor::kept`]). Other processes do not have this variable.
+/// ([`crate::supervisor::daemon`]). Other processes do not have this variable.
 pub const INHERITED: &str = "PUMAPOOL_KEPT";
 
 /// The text of the configuration that a supervisor of an older revision passes to its daemon,

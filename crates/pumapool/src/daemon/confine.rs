@@ -106,7 +106,7 @@ fn own_folder(configuration: &Path) -> Option<&Path> {
 }
 
 /// Confines the supervisor of a mount, before it starts a daemon.
-pub fn keeper() {
+pub fn supervisor() {
     let is_able = |sets: CapabilitySets| sets.effective.contains(CapabilitySet::SETPCAP | CapabilitySet::SYS_ADMIN);
     if rustix::process::geteuid().is_root() && capabilities(None).is_ok_and(is_able) {
         drop_capabilities(MOUNT_NEEDS);
@@ -239,7 +239,7 @@ mod tests {
         let has = |confined: &Confined, name: &str| confined.capabilities.iter().any(|one| one == name);
         let run = || {
             let before = now();
-            keeper();
+            supervisor();
             let after = now();
             if !rustix::process::geteuid().is_root() || !has(&before, "SYS_ADMIN") {
                 assert_eq!(before.capabilities, after.capabilities);

@@ -68,7 +68,7 @@ impl Store {
                 format!("which is the limit that it has: set FileDescriptorStoreMax higher than {}", self.max)
             };
             tracing::warn!(
-                "the service manager stores {} descriptors, {why}; what is opened beyond may be lost with the keeper",
+                "the service manager stores {} descriptors, {why}; what is opened beyond may be lost with the supervisor",
                 self.stored.len()
             );
         }

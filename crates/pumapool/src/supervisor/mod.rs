@@ -1,6 +1,6 @@
 //! A mount outlives its daemon: the supervisor, which holds its descriptors, and the side of the
 //! daemon.
 
+pub mod daemon;
 pub mod fdstore;
-pub mod keeper;
-pub mod kept;
+pub mod process;

@@ -47,8 +47,8 @@ fn wait_for_stored(manager: &UnixDatagram, stored: &mut BTreeMap<String, OwnedFd
 }
 
 #[test]
-fn what_a_service_manager_stores_survives_the_keeper() {
-    let test = "what_a_service_manager_stores_survives_the_keeper";
+fn what_a_service_manager_stores_survives_the_supervisor() {
+    let test = "what_a_service_manager_stores_survives_the_supervisor";
     if !can_run(test) {
         return;
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use testbed::{Scratch, wait_until};
 
 #[test]
-fn without_its_keeper_the_daemon_serves_on() {
-    let test = "without_its_keeper_the_daemon_serves_on";
+fn without_its_supervisor_the_daemon_serves_on() {
+    let test = "without_its_supervisor_the_daemon_serves_on";
     if !can_run(test) {
         return;
     }
@@ -22,9 +22,9 @@ fn without_its_keeper_the_daemon_serves_on() {
     assert!(output.status.success(), "{output:?}");
     let status = || setup::mounts().into_iter().find(|status| status.mountpoint == at_text);
     let before = status().unwrap();
-    let (keeper, daemon) = (before.pid, before.daemon_pid);
-    assert_ne!(keeper, daemon);
-    kill(keeper);
+    let (supervisor, daemon) = (before.pid, before.daemon_pid);
+    assert_ne!(supervisor, daemon);
+    kill(supervisor);
     // It is a child of nobody here: its end is seen by what the daemon says of itself.
     assert!(wait_until(PATIENCE, || status().is_some_and(|status| status.pid == daemon)), "{:?}", status());
     fs::write(at.join("file"), "content").unwrap();
@@ -71,7 +71,7 @@ fn nothing_that_starts_a_daemon_waits_for_the_mount() {
     let is_served = || status().is_some_and(|status| status.mount.takeovers == 1);
     let came = wait_until(PATIENCE, is_served);
     if !came {
-        // A process that waits for it waits for ever: it goes with its keeper.
+        // A process that waits for it waits for ever: it goes with its supervisor.
         status().into_iter().for_each(|status| kill(status.pid));
     }
     assert!(came, "{}", fs::read_to_string(&log).unwrap());
@@ -89,10 +89,10 @@ fn a_daemon_that_never_serves_is_not_started_for_ever() {
     let (source, at) = (scratch.directory("source").unwrap(), scratch.directory("mount").unwrap());
     fs::write(source.join("file"), "below").unwrap();
     let mut mount = Mount::start(&source, &at, &[]);
-    let keeper = mount.process.pid();
+    let supervisor = mount.process.pid();
     let mut killed = BTreeSet::new();
     let ended = wait_until(PATIENCE, || {
-        for child in os::process::children(keeper) {
+        for child in os::process::children(supervisor) {
             if killed.insert(child) {
                 kill(child);
             }
@@ -107,8 +107,8 @@ fn a_daemon_that_never_serves_is_not_started_for_ever() {
 }
 
 #[test]
-fn signals_to_the_keeper_end_the_mount() {
-    let test = "signals_to_the_keeper_end_the_mount";
+fn signals_to_the_supervisor_end_the_mount() {
+    let test = "signals_to_the_supervisor_end_the_mount";
     if !can_run(test) {
         return;
     }

@@ -157,7 +157,7 @@ struct Upgrade {
     began: Instant,
 }
 
-struct Keeper {
+struct Supervisor {
     held: BTreeMap<Held, OwnedFd>,
     store: Store,
     log: Option<Log>,
@@ -197,8 +197,8 @@ pub fn run(
         signals.push((signal, ours));
     }
     mount::raise_limits();
-    confine::keeper();
-    let mut keeper = Keeper {
+    confine::supervisor();
+    let mut supervisor = Supervisor {
         store: Store::new(&held),
         held,
         hangup_ends: daemon::hangup_ends(log.is_some()),
@@ -214,11 +214,11 @@ pub fn run(
         gap: None,
         reply: None,
     };
-    keeper.keep()
+    supervisor.supervise()
 }
 
-impl Keeper {
-    fn keep(&mut self) -> Result<ExitCode> {
+impl Supervisor {
+    fn supervise(&mut self) -> Result<ExitCode> {
         let mut program = File::open("/proc/self/exe").context("cannot find this program to start the daemon")?;
         let mut next = Next::Same;
         let (mut idle_deaths, mut crashes) = (0, 0);

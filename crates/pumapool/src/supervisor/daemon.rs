@@ -8,7 +8,7 @@ use crate::cli::exit;
 use crate::config::{self, Changeable};
 use crate::daemon;
 use crate::daemon::control;
-use crate::supervisor::keeper::INHERITED_METRICS;
+use crate::supervisor::process::INHERITED_METRICS;
 use anyhow::{Context, Result};
 use mount::handover::channel::{Channel, Message};
 use parking_lot::Mutex;
@@ -20,14 +20,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
 /// The inherited descriptors of a daemon.
-pub struct Kept {
+pub struct Supervised {
     /// The channel to the supervisor.
     pub channel: Arc<Channel>,
     /// The socket of its metrics page, if there is one.
     pub metrics: Option<OwnedFd>,
     listener: UnixListener,
     log: Option<File>,
-    keeper_pid: u32,
+    supervisor_pid: u32,
 }
 
 /// The function that stops the daemon, once.
@@ -54,9 +54,9 @@ impl Stopping {
     }
 }
 
-impl Kept {
+impl Supervised {
     /// The descriptors from the supervisor. `None` if this process was not started by a supervisor.
-    pub fn inherited() -> Result<Option<Kept>> {
+    pub fn inherited() -> Result<Option<Supervised>> {
         let Ok(numbers) = std::env::var(config::INHERITED) else { return Ok(None) };
         // The supervisor starts a program from a descriptor, by a path that ends in a number.
         let _ = rustix::thread::set_name(c"pumapool");
@@ -65,7 +65,10 @@ impl Kept {
             .map(str::parse)
             .collect::<Result<_, _>>()
             .context("cannot parse the list of descriptors from the supervisor")?;
-        anyhow::ensure!(matches!(numbers.len(), 2 | 3), "what a keeper passes makes no sense");
+        anyhow::ensure!(
+            matches!(numbers.len(), 2 | 3),
+            "the list of descriptors from the supervisor has a wrong length"
+        );
         let own = |number| {
             // SAFETY: the supervisor has left exactly these open for this process, and nothing else
             // in it uses them.
@@ -77,32 +80,32 @@ impl Kept {
         let mut fds = numbers.into_iter().map(own);
         let mut next = || fds.next().transpose().context("a descriptor from the supervisor is not open");
         let (channel, listener, log) = (next()?, next()?, next()?);
-        let keeper_pid = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
+        let supervisor_pid = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
         let (Some(channel), Some(listener)) = (channel, listener) else { return Ok(None) };
         let log = log.map(File::from);
         log.iter().for_each(crate::log::to);
         let (channel, listener) = (Arc::new(Channel::new(channel)), UnixListener::from(listener));
-        Ok(Some(Kept { channel, metrics, listener, log, keeper_pid }))
+        Ok(Some(Supervised { channel, metrics, listener, log, supervisor_pid }))
     }
 
     /// The problem with the supervisor, if there is one. Then no daemon would take over.
-    pub fn problem(keeper_pid: u32, channel: &Channel) -> Option<String> {
+    pub fn problem(supervisor_pid: u32, channel: &Channel) -> Option<String> {
         if channel.is_lost() {
             return Some("the supervisor is gone: the mount dies with its daemon; mount again when you can".to_owned());
         }
-        let is_stopped = os::process::is_stopped(keeper_pid);
+        let is_stopped = os::process::is_stopped(supervisor_pid);
         is_stopped
-            .then(|| format!("the supervisor is stopped, and would start no other daemon: kill -CONT {keeper_pid}"))
+            .then(|| format!("the supervisor is stopped, and would start no other daemon: kill -CONT {supervisor_pid}"))
     }
 
     /// The process that represents the mount: the supervisor while it runs, otherwise the daemon.
-    pub fn pid(keeper_pid: u32, channel: &Channel) -> u32 {
-        if channel.is_lost() { std::process::id() } else { keeper_pid }
+    pub fn pid(supervisor_pid: u32, channel: &Channel) -> u32 {
+        if channel.is_lost() { std::process::id() } else { supervisor_pid }
     }
 
     /// The process id of the supervisor.
-    pub fn keeper_pid(&self) -> u32 {
-        self.keeper_pid
+    pub fn supervisor_pid(&self) -> u32 {
+        self.supervisor_pid
     }
 
     /// Begins to serve: notifies the supervisor, answers clients of the control socket, and stops
@@ -149,7 +152,7 @@ impl Kept {
             let _ = std::env::set_current_dir("/");
         }
         let channel = self.channel;
-        spawn("puma-keeper", Box::new(move || listen(&channel, &stopping, &changeable)))
+        spawn("puma-supervisor", Box::new(move || listen(&channel, &stopping, &changeable)))
     }
 }
 
