@@ -26,7 +26,7 @@ const LENDER_ROOM_BYTES: u64 = 160 << 20;
 const LENDER_RESERVE_BYTES: u64 = 32 << 20;
 /// Time limits of the steps of the last part.
 const USED_MAX: Duration = Duration::from_secs(60);
-const SHUNNED_MAX: Duration = Duration::from_secs(60);
+const BYPASSED_MAX: Duration = Duration::from_secs(60);
 const RESUMED_MAX: Duration = Duration::from_secs(300);
 /// Time of reads between two checks there.
 const LOOK_MS: u64 = 100;
@@ -340,7 +340,7 @@ fn resume(
             break 'outcome Err("the lender is not used even without latency");
         };
         relay.delay(each_way(latency_ms));
-        let Ok(_) = until(SHUNNED_MAX, &|status| state(status) == Some(LinkState::Shunned))? else {
+        let Ok(_) = until(BYPASSED_MAX, &|status| state(status) == Some(LinkState::Bypassed))? else {
             break 'outcome Err("the lender is used in spite of the latency");
         };
         let _lasted = until(peak, &|_| false)?;

@@ -58,7 +58,7 @@ fn catalog(criterion: &mut Criterion) {
     group.bench_function("evict/known", |bencher| {
         bencher.iter(|| {
             let verdict = file.lock().evict(random.u32(..PAGES), u64::MAX, false, standing, true, true);
-            assert_eq!(verdict, Verdict::Known);
+            assert_eq!(verdict, Verdict::AlreadyLent);
         });
     });
     // An exclusive get takes the page; then the page is evicted again, and put.

@@ -279,8 +279,8 @@ impl Borrower {
     }
 
     /// Returns whether the backing file is known to hold these bytes.
-    pub fn is_known(&self, file: &File, index: u32, page: &Page) -> bool {
-        self.core.is_known(file, index, page)
+    pub fn backing_file_has(&self, file: &File, index: u32, page: &Page) -> bool {
+        self.core.backing_file_has(file, index, page)
     }
 
     /// Waits until the kernel has read these pages and has them in its cache, for at most `limit`.

@@ -245,17 +245,17 @@ impl Core {
         let id = PageId { file: file.key(), index };
         let hash = demoted.hash(id, page);
         match file.state.lock().entry(index) {
-            Entry::Known { hash: known, .. } if known == hash || !keeps(Rule::Demoted) => demoted.add(id, known, page),
-            Entry::Known { .. } => Demotion::Differs,
+            Entry::Hashed { hash: known, .. } if known == hash || !keeps(Rule::Demoted) => demoted.add(id, known, page),
+            Entry::Hashed { .. } => Demotion::Differs,
             _ => Demotion::Unknown,
         }
     }
 
     /// Returns whether the backing file is known to hold these bytes.
-    pub fn is_known(&self, file: &File, index: u32, page: &Page) -> bool {
+    pub fn backing_file_has(&self, file: &File, index: u32, page: &Page) -> bool {
         let Some(demoted) = &self.demoted else { return false };
         let hash = demoted.hash(PageId { file: file.key(), index }, page);
-        matches!(file.state.lock().entry(index), Entry::Known { hash: known, .. } if known == hash)
+        matches!(file.state.lock().entry(index), Entry::Hashed { hash: known, .. } if known == hash)
     }
 
     /// Returns the hashes of the whole pages that a write at `offset` has written, if there are
@@ -427,7 +427,7 @@ impl Core {
         let mut state = file.state.lock();
         // After overlapping changes the order of the bytes is not known.
         if state.end_change(ticket, ended, after, consumed, self.catalog.has_room()) {
-            hashes.into_iter().for_each(|(index, hash)| state.know(index, hash, false));
+            hashes.into_iter().for_each(|(index, hash)| state.record_hash(index, hash, false));
         }
         let zeroed = match changing.change {
             Change::Buffered { offset, len, writeback, .. } => {
@@ -525,7 +525,7 @@ impl Core {
         let (before, elsewhere) = (state.entry(index), self.usable() != 0);
         let is_zero = page.is_some_and(page::is_zero);
         let verdict = state.evict(index, position, is_zero, standing, self.catalog.has_room(), elsewhere);
-        let might_be_lent = matches!(verdict, Verdict::Put | Verdict::Known | Verdict::Zero | Verdict::NoRoom);
+        let might_be_lent = matches!(verdict, Verdict::Put | Verdict::AlreadyLent | Verdict::Zero | Verdict::NoRoom);
         if (might_be_lent || verdict == Verdict::Sequential) && self.catalog.groups.takes_part(group) {
             self.stream_room.evicted(file.key(), index);
             if might_be_lent {
@@ -538,7 +538,7 @@ impl Core {
                 (None, Admission::Yes) => &metrics.evictions_not_copied,
                 (_, Admission::Apart | Admission::OverShare) => &metrics.evictions_not_admitted,
             },
-            Verdict::Known => &metrics.evictions_known,
+            Verdict::AlreadyLent => &metrics.evictions_known,
             Verdict::Zero => {
                 self.catalog.void(file.key(), index, before);
                 self.catalog.account(state);

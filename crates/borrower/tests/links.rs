@@ -94,7 +94,7 @@ fn a_lender_in_the_place_of_a_slow_one_is_used() {
     let (_, slow) = OddLender::listen(&folder.path().join("slow"), too_slow);
     let (_, fast) = OddLender::listen(&folder.path().join("fast"), Duration::ZERO);
     let borrower = start(&[slow], Some(gate));
-    wait_for(&borrower, "closed gate", |lenders| lenders[0].state == LinkState::Shunned);
+    wait_for(&borrower, "closed gate", |lenders| lenders[0].state == LinkState::Bypassed);
     borrower.set_lenders(&[fast]);
     let below = Arc::new(InMemory::new(vec![7; PAGE_SIZE]));
     let has_lent = || {

@@ -19,7 +19,7 @@ use wire::address::{Address, Stream};
 use wire::frames::{ConnectionError, FrameReader, Outgoing, send};
 use wire::peers::{self, Joined};
 use wire::secure::{Channel, Security};
-use wire::{DEMOTE_ITEMS_MAX, DemotedPage, Fate, Header, ITEMS_MAX, Kind, PageSpan};
+use wire::{DEMOTE_ITEMS_MAX, DemotedPage, DemotionOutcome, Header, ITEMS_MAX, Kind, PageSpan};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -408,15 +408,15 @@ impl Link {
                     };
                     self.unanswered_pages -= keys.len();
                     for (key, byte) in keys.iter().zip(frame.body) {
-                        let counter = match Fate::from_wire(*byte) {
-                            Some(Fate::Stored) => &statistics.stored_pages,
-                            Some(Fate::Cached) => &statistics.cached_pages,
-                            Some(Fate::Unknown) => &statistics.unknown_pages,
-                            Some(Fate::Differs) => {
+                        let counter = match DemotionOutcome::from_wire(*byte) {
+                            Some(DemotionOutcome::Stored) => &statistics.stored_pages,
+                            Some(DemotionOutcome::Cached) => &statistics.cached_pages,
+                            Some(DemotionOutcome::Unknown) => &statistics.unknown_pages,
+                            Some(DemotionOutcome::Differs) => {
                                 volume.forget(*key);
                                 &statistics.differing_pages
                             }
-                            Some(Fate::Missed) => &statistics.missed_pages,
+                            Some(DemotionOutcome::Missed) => &statistics.missed_pages,
                             None => return Err(failed("an answer that makes no sense")),
                         };
                         counter.fetch_add(1, Relaxed);

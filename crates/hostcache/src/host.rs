@@ -30,7 +30,7 @@ use wire::peers::{self, IdentifiedPeer};
 use wire::pre_authentication::PreAuthenticationLimiter;
 use wire::rate_limited_log::RateLimitedLog;
 use wire::secure::Channel;
-use wire::{DemotedPage, Fate, Header, Kind, PageSpan};
+use wire::{DemotedPage, DemotionOutcome, Header, Kind, PageSpan};
 use zerocopy::FromBytes;
 
 /// Time limit of a guest for the rest of a frame, and for receiving an answer.
@@ -417,9 +417,9 @@ impl Session<'_> {
                     let Ok(pages) = <[DemotedPage]>::ref_from_bytes(frame.body) else {
                         return Err(ConnectionError::Unexpected(frame.kind));
                     };
-                    let fates = demoted(self.shared, self.known, image, pages).map_err(problem)?;
-                    let header = Header::new(Kind::Demoted, fates.len(), fates.len(), frame.header.request.get());
-                    outgoing.begin(&self.channel).extend(fates.iter().map(|fate| *fate as u8));
+                    let outcomes = demoted(self.shared, self.known, image, pages).map_err(problem)?;
+                    let header = Header::new(Kind::Demoted, outcomes.len(), outcomes.len(), frame.header.request.get());
+                    outgoing.begin(&self.channel).extend(outcomes.iter().map(|outcome| *outcome as u8));
                     outgoing.end(&self.channel, &header)?;
                     send(self.stream, outgoing.bytes(), FRAME_LIMIT)?;
                     outgoing.clear();
@@ -446,12 +446,12 @@ impl Session<'_> {
 }
 
 /// Processes pages that the guest has evicted. Answers with the result for each.
-fn demoted(shared: &Shared, known: &Known, image: &Image, pages: &[DemotedPage]) -> io::Result<Vec<Fate>> {
+fn demoted(shared: &Shared, known: &Known, image: &Image, pages: &[DemotedPage]) -> io::Result<Vec<DemotionOutcome>> {
     let placed = &mut known.placed.lock();
     // In the order of the disk; if a page comes twice, the later one counts.
     let mut order: Vec<usize> = (0..pages.len()).collect();
     order.sort_by_key(|at| pages[*at].index.get());
-    let mut fates = vec![Fate::Missed; pages.len()];
+    let mut outcomes = vec![DemotionOutcome::Missed; pages.len()];
     let mut chosen: Vec<(u32, &Page)> = Vec::with_capacity(pages.len());
     let mut chosen_at = Vec::with_capacity(pages.len());
     for of_page in order.chunk_by(|one, other| pages[*one].index == pages[*other].index) {
@@ -461,29 +461,29 @@ fn demoted(shared: &Shared, known: &Known, image: &Image, pages: &[DemotedPage])
                 chosen.push((index, &pages[*last].bytes));
                 chosen_at.push(*last);
             }
-            _ => fates[*last] = Fate::Unknown, // no image is as long
+            _ => outcomes[*last] = DemotionOutcome::Unknown, // no image is as long
         }
     }
     make_room(shared, known, image, chosen.len() as u64, placed)?;
-    for ((at, fate), (index, _)) in chosen_at.iter().zip(image.place(&chosen, shared.config.placing)?).zip(&chosen) {
-        fates[*at] = fate;
-        if fate == Fate::Stored && shared.config.pages_max.is_some() {
+    for ((at, outcome), (index, _)) in chosen_at.iter().zip(image.place(&chosen, shared.config.placing)?).zip(&chosen) {
+        outcomes[*at] = outcome;
+        if outcome == DemotionOutcome::Stored && shared.config.pages_max.is_some() {
             placed.add(*index);
         }
     }
     let statistics = &known.statistics;
     statistics.demoted_pages.fetch_add(pages.len() as u64, Relaxed);
-    for fate in &fates {
-        let counter = match fate {
-            Fate::Stored => &statistics.stored_pages,
-            Fate::Cached => &statistics.cached_pages,
-            Fate::Unknown => &statistics.unknown_pages,
-            Fate::Differs => &statistics.differing_pages,
-            Fate::Missed => &statistics.missed_pages,
+    for outcome in &outcomes {
+        let counter = match outcome {
+            DemotionOutcome::Stored => &statistics.stored_pages,
+            DemotionOutcome::Cached => &statistics.cached_pages,
+            DemotionOutcome::Unknown => &statistics.unknown_pages,
+            DemotionOutcome::Differs => &statistics.differing_pages,
+            DemotionOutcome::Missed => &statistics.missed_pages,
         };
         counter.fetch_add(1, Relaxed);
     }
-    Ok(fates)
+    Ok(outcomes)
 }
 
 /// Pages in the order in which they were placed, each at its last time.

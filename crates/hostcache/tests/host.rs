@@ -18,7 +18,7 @@ use wire::frames::{FrameReader, Outgoing, send};
 use wire::key::PoolKey;
 use wire::listener::Listener;
 use wire::secure::{Channel, Handshake};
-use wire::{DemotedPage, Fate, Header, Hello, Kind, PageSpan, Refused};
+use wire::{DemotedPage, DemotionOutcome, Header, Hello, Kind, PageSpan, Refused};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -150,20 +150,20 @@ impl Says {
 
     /// Sends evicted pages, and returns the results. Pages that the kernel has missed because the
     /// machine stood still are sent once more.
-    fn demote(&mut self, pages: &[(usize, [u8; PAGE_SIZE])]) -> Vec<Fate> {
-        let mut fates = self.demote_once(pages);
+    fn demote(&mut self, pages: &[(usize, [u8; PAGE_SIZE])]) -> Vec<DemotionOutcome> {
+        let mut outcomes = self.demote_once(pages);
         let all_came = wait_until(WAIT_MAX, || {
-            let missed = |fate: &Fate| *fate == Fate::Missed;
-            let Some(at) = fates.iter().position(missed) else { return true };
-            fates[at] = self.demote_once(&pages[at..at + 1])[0];
+            let missed = |outcome: &DemotionOutcome| *outcome == DemotionOutcome::Missed;
+            let Some(at) = outcomes.iter().position(missed) else { return true };
+            outcomes[at] = self.demote_once(&pages[at..at + 1])[0];
             false
         });
-        assert!(all_came, "{fates:?}");
-        fates
+        assert!(all_came, "{outcomes:?}");
+        outcomes
     }
 
-    fn demote_once(&mut self, pages: &[(usize, [u8; PAGE_SIZE])]) -> Vec<Fate> {
-        let mut fates = Vec::new();
+    fn demote_once(&mut self, pages: &[(usize, [u8; PAGE_SIZE])]) -> Vec<DemotionOutcome> {
+        let mut outcomes = Vec::new();
         for pages in pages.chunks(wire::DEMOTE_ITEMS_MAX) {
             let items: Vec<u8> = pages
                 .iter()
@@ -176,9 +176,11 @@ impl Says {
             out.begin(&self.channel).extend_from_slice(&items);
             out.end(&self.channel, &Header::new(Kind::Demote, pages.len(), items.len(), self.request)).unwrap();
             send(&self.stream, out.bytes(), WAIT_MAX).unwrap();
-            fates.extend(self.next(Kind::Demoted).unwrap().iter().map(|byte| Fate::from_wire(*byte).unwrap()));
+            outcomes.extend(
+                self.next(Kind::Demoted).unwrap().iter().map(|byte| DemotionOutcome::from_wire(*byte).unwrap()),
+            );
         }
-        fates
+        outcomes
     }
 
     /// Reports that pages were read. The host processes later evictions after this.
@@ -204,7 +206,7 @@ fn what_the_image_holds_is_cached_and_nothing_else() {
     let images = Images::start(test, alone("disk"), |_| {});
     let file = images.image("disk");
     let mut guest = Says::connect(&images, None).unwrap();
-    assert_eq!(guest.demote(&[(200, page_of(200, 0))]), [Fate::Unknown], "never read");
+    assert_eq!(guest.demote(&[(200, page_of(200, 0))]), [DemotionOutcome::Unknown], "never read");
 
     // Read, and evicted here: the page comes back from the guest, and from nowhere else.
     (0..PAGES).for_each(|index| assert!(read(&file, index) == page_of(index, 0)));
@@ -212,17 +214,17 @@ fn what_the_image_holds_is_cached_and_nothing_else() {
     assert_eq!(images.cached("disk"), 0);
     let backing = images.backing_pages();
     let good: Vec<_> = (0..PAGES).step_by(3).map(|index| (index, page_of(index, 0))).collect();
-    assert_eq!(guest.demote(&good), vec![Fate::Stored; good.len()]);
+    assert_eq!(guest.demote(&good), vec![DemotionOutcome::Stored; good.len()]);
     assert_eq!(images.cached("disk"), good.len() as u64, "these and no others");
-    assert_eq!(guest.demote(&good[..2]), [Fate::Cached; 2]);
+    assert_eq!(guest.demote(&good[..2]), [DemotionOutcome::Cached; 2]);
     assert_eq!(
         guest.demote(&[(1, page_of(2, 0)), (4, [0; PAGE_SIZE])]),
-        [Fate::Differs; 2],
+        [DemotionOutcome::Differs; 2],
         "another page's bytes, and made up ones"
     );
     assert_eq!(
         guest.demote(&[(PAGES, [0; PAGE_SIZE]), (usize::MAX, [0; PAGE_SIZE]), (u32::MAX as usize, [7; PAGE_SIZE])]),
-        [Fate::Unknown; 3]
+        [DemotionOutcome::Unknown; 3]
     );
     good.iter().for_each(|(index, page)| assert!(read(&file, *index) == *page));
     assert_eq!(images.backing_pages(), backing, "nothing was read below");
@@ -242,8 +244,8 @@ fn what_the_image_holds_is_cached_and_nothing_else() {
 
     // Twice in one message: the later one counts.
     evict(&file);
-    let fates = guest.demote_once(&[(7, page_of(7, 1)), (7, page_of(7, 0))]);
-    assert!(fates[0] == Fate::Missed && fates[1] != Fate::Differs, "{fates:?}");
+    let outcomes = guest.demote_once(&[(7, page_of(7, 1)), (7, page_of(7, 0))]);
+    assert!(outcomes[0] == DemotionOutcome::Missed && outcomes[1] != DemotionOutcome::Differs, "{outcomes:?}");
 }
 
 #[test]
@@ -265,7 +267,7 @@ fn a_page_that_was_written_is_known_as_it_was_written() {
     evict(&file);
     assert_eq!(
         guest.demote(&[(8, page_of(8, 0)), (9, page_of(9, 5)), (20, page_of(20, 0))]),
-        [Fate::Differs, Fate::Stored, Fate::Unknown]
+        [DemotionOutcome::Differs, DemotionOutcome::Stored, DemotionOutcome::Unknown]
     );
     assert!(read(&file, 8) == page_of(8, 5) && read(&file, 9) == page_of(9, 5));
 
@@ -273,13 +275,16 @@ fn a_page_that_was_written_is_known_as_it_was_written() {
     let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&file, hole, 10 * PAGE_SIZE as u64, PAGE_SIZE as u64).unwrap();
     evict(&file);
-    assert_eq!(guest.demote(&[(10, page_of(10, 5)), (11, page_of(11, 5))]), [Fate::Unknown, Fate::Stored]);
+    assert_eq!(
+        guest.demote(&[(10, page_of(10, 5)), (11, page_of(11, 5))]),
+        [DemotionOutcome::Unknown, DemotionOutcome::Stored]
+    );
     assert!(read(&file, 10) == [0; PAGE_SIZE]);
     let backing = File::options().write(true).open(images.scratch.path().join("below/disk")).unwrap();
     backing.write_all_at(&page_of(11, 9), 11 * PAGE_SIZE as u64).unwrap();
     evict(&file);
     images.image("disk");
-    assert_eq!(guest.demote(&[(11, page_of(11, 5)), (12, page_of(12, 5))]), [Fate::Unknown; 2]);
+    assert_eq!(guest.demote(&[(11, page_of(11, 5)), (12, page_of(12, 5))]), [DemotionOutcome::Unknown; 2]);
     assert!(read(&file, 11) == page_of(11, 9));
 }
 
@@ -295,13 +300,16 @@ fn the_papers_way_writes_what_is_there() {
     (0..PAGES).for_each(|index| assert!(read(&file, index) == page_of(index, 0)));
     evict(&file);
     let before = fs::metadata(images.scratch.path().join("below/disk")).unwrap().modified().unwrap();
-    assert_eq!(guest.demote(&[(5, page_of(5, 0)), (6, page_of(6, 1))]), [Fate::Stored, Fate::Differs]);
+    assert_eq!(
+        guest.demote(&[(5, page_of(5, 0)), (6, page_of(6, 1))]),
+        [DemotionOutcome::Stored, DemotionOutcome::Differs]
+    );
     assert_eq!(images.cached("disk"), 1);
     assert_ne!(fs::metadata(images.scratch.path().join("below/disk")).unwrap().modified().unwrap(), before);
     // An external change is not overwritten.
     let backing = File::options().write(true).open(images.scratch.path().join("below/disk")).unwrap();
     backing.write_all_at(&page_of(9, 7), 9 * PAGE_SIZE as u64).unwrap();
-    assert_eq!(guest.demote(&[(9, page_of(9, 0))]), [Fate::Differs]);
+    assert_eq!(guest.demote(&[(9, page_of(9, 0))]), [DemotionOutcome::Differs]);
     assert!(fs::read(images.scratch.path().join("below/disk")).unwrap()[9 * PAGE_SIZE..][..PAGE_SIZE] == page_of(9, 7));
     backing.write_all_at(&page_of(9, 0), 9 * PAGE_SIZE as u64).unwrap();
     images.image("disk");
@@ -320,17 +328,17 @@ fn a_limit_takes_the_oldest_away_and_copies_may_stay() {
     (0..PAGES).for_each(|index| assert!(read(&file, index) == page_of(index, 0)));
     evict(&file);
     let all: Vec<_> = (0..PAGES).map(|index| (index, page_of(index, 0))).collect();
-    assert!(guest.demote(&all).iter().all(|fate| *fate == Fate::Stored));
+    assert!(guest.demote(&all).iter().all(|outcome| *outcome == DemotionOutcome::Stored));
     let cached = images.cached("disk");
     assert!((40 - wire::DEMOTE_ITEMS_MAX as u64..=40).contains(&cached), "{cached}");
     // A guest that comes back has its earlier pages, and no others.
     drop(guest);
     let mut guest = Says::connect(&images, None).unwrap();
     evict(&file);
-    assert!(guest.demote(&all[..30]).iter().all(|fate| *fate == Fate::Stored));
+    assert!(guest.demote(&all[..30]).iter().all(|outcome| *outcome == DemotionOutcome::Stored));
     let cached_anew = images.cached("disk");
     assert!((30 - wire::DEMOTE_ITEMS_MAX as u64..=40).contains(&cached_anew), "{cached_anew}");
-    assert!(guest.demote(&all[PAGES - 20..]).iter().all(|fate| *fate == Fate::Stored));
+    assert!(guest.demote(&all[PAGES - 20..]).iter().all(|outcome| *outcome == DemotionOutcome::Stored));
     let cached = images.cached("disk");
     assert!(cached <= 40, "{cached}");
     guest.held(PAGES - 10, 10);
@@ -400,7 +408,8 @@ fn no_page_hides_what_was_written() {
                     (index, page_of(index, random.u8(..3)))
                 };
                 let pages: Vec<_> = (0..12).map(|_| page()).collect();
-                stored += guest.demote_once(&pages).iter().filter(|fate| **fate == Fate::Stored).count();
+                stored +=
+                    guest.demote_once(&pages).iter().filter(|outcome| **outcome == DemotionOutcome::Stored).count();
                 if random.u8(..4) == 0 {
                     guest.held(random.usize(..HOT_PAGES * WRITERS), 4);
                 }
@@ -434,7 +443,7 @@ fn a_guest_has_its_own_image_and_no_other() {
         evict(&file);
     }
     let mut two = Says::connect(&images, Some(&keys[1])).unwrap();
-    assert_eq!(two.demote(&[(5, page_of(5, 0))]), [Fate::Stored]);
+    assert_eq!(two.demote(&[(5, page_of(5, 0))]), [DemotionOutcome::Stored]);
     assert_eq!((images.cached("one"), images.cached("two")), (0, 1));
     for unauthenticated in [None, Some(&PoolKey::new([3; 32]))] {
         let Err(refusal) = Says::connect(&images, unauthenticated) else { panic!("a stranger is welcome") };
@@ -442,7 +451,7 @@ fn a_guest_has_its_own_image_and_no_other() {
     }
     // The newest connection is the guest's.
     let mut again = Says::connect(&images, Some(&keys[1])).unwrap();
-    assert_eq!(again.demote(&[(6, page_of(6, 0))]), [Fate::Stored]);
+    assert_eq!(again.demote(&[(6, page_of(6, 0))]), [DemotionOutcome::Stored]);
     assert!(two.next(Kind::Demoted).is_err(), "its older connection is ended");
     let status = images.host.status();
     assert_eq!((status[0].connected, status[1].connected, status[1].connects), (false, true, 2));

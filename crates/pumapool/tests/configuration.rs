@@ -164,11 +164,11 @@ fn a_mount_and_those_that_take_it_over_have_the_configuration() {
     state(&mount, LinkState::Used);
     let thresholds = "strategy = \"non-inclusive\"\ngate-short = \"1,0\"\nfilter = \"off\"\n";
     mount.reload(&text(thresholds), "filter is off now, gate-short is 1,0 now");
-    state(&mount, LinkState::Shunned);
+    state(&mount, LinkState::Bypassed);
     // A successor begins with it, also when what is in the file by then is broken.
     mount.reload(&text("rat = 1\n"), "mount.toml:6: rat: there is no such option");
     kill_daemon(&mount);
-    state(&mount, LinkState::Shunned);
+    state(&mount, LinkState::Bypassed);
     mount.reload(&text("strategy = \"non-inclusive\"\n"), "gate-short is 40000,1500 now");
     state(&mount, LinkState::Used);
     // A daemon that ends before it has read it leaves that to its successor.
@@ -177,7 +177,7 @@ fn a_mount_and_those_that_take_it_over_have_the_configuration() {
     fs::write(&mount.file, text(thresholds)).unwrap();
     mount.process.signal(Signal::HUP).unwrap();
     setup::kill(daemon.as_raw_nonzero().get() as u32);
-    state(&mount, LinkState::Shunned);
+    state(&mount, LinkState::Bypassed);
     mount.reload(&text("strategy = \"non-inclusive\"\n"), "filter is on now, gate-short is 40000,1500 now");
     state(&mount, LinkState::Used);
     // The log level of the daemon, and then of its successor.

@@ -220,7 +220,7 @@ fn a_lender_behind_a_slow_network_is_left_alone_until_that_ends() {
     // The averages begin with what is usual.
     pool.mount.wait_for("some pings", |status| (1..30_000).contains(&lender_of(status, &addresses[0]).ping_short_us));
     relay.delay(Duration::from_millis(100));
-    pool.mount.wait_for("the gate to close", |status| lender_of(status, &addresses[0]).state == LinkState::Shunned);
+    pool.mount.wait_for("the gate to close", |status| lender_of(status, &addresses[0]).state == LinkState::Bypassed);
     let reason = lender_of(&pool.mount.status(), &addresses[0]).reason;
     assert!(reason.contains("latency") || reason.contains("faster"), "{reason}");
     assert!(fs::read(&pool.file).unwrap() == pool.bytes);

@@ -40,9 +40,9 @@ words! {
         /// Connected, and used.
         Used = "used",
         /// Connected, but too slow to be used.
-        Shunned = "shunned",
+        Bypassed = "shunned",
         /// Disconnected; it may come back with its pages.
-        Away = "away",
+        Suspended = "away",
         /// Disconnected, and its pages are lost.
         Down = "down",
     }

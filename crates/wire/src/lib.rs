@@ -61,7 +61,7 @@
 //! | Drop, Lost | items × [`WireKey`] |
 //! | Pong | [`Room`] |
 //! | Demote | items × [`DemotedPage`]; at most [`DEMOTE_ITEMS_MAX`]. The pages are sealed as items are |
-//! | Demoted | items × one byte, a [`Fate`] |
+//! | Demoted | items × one byte, a [`DemotionOutcome`] |
 //! | Held | items × [`PageSpan`] |
 //! | Advise | [`Advice`] |
 //! | Advised | [`Refused`]; code 0: granted |
@@ -517,7 +517,7 @@ pub struct PageSpan {
 /// The result for a page that a guest has evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Fate {
+pub enum DemotionOutcome {
     /// The host's kernel caches it now.
     Stored = 1,
     /// The host's kernel had cached it already.
@@ -531,13 +531,19 @@ pub enum Fate {
     Missed = 5,
 }
 
-impl Fate {
+impl DemotionOutcome {
     /// All of them.
-    pub const ALL: [Fate; 5] = [Fate::Stored, Fate::Cached, Fate::Unknown, Fate::Differs, Fate::Missed];
+    pub const ALL: [DemotionOutcome; 5] = [
+        DemotionOutcome::Stored,
+        DemotionOutcome::Cached,
+        DemotionOutcome::Unknown,
+        DemotionOutcome::Differs,
+        DemotionOutcome::Missed,
+    ];
 
     /// Parses a byte of a Demoted frame.
-    pub fn from_wire(byte: u8) -> Option<Fate> {
-        Fate::ALL.into_iter().find(|fate| *fate as u8 == byte)
+    pub fn from_wire(byte: u8) -> Option<DemotionOutcome> {
+        DemotionOutcome::ALL.into_iter().find(|outcome| *outcome as u8 == byte)
     }
 }
 

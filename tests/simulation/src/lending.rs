@@ -71,7 +71,7 @@ pub struct Link {
     /// The session, while there is one.
     pub session: Option<u64>,
     /// The session that was lost, and may be resumed.
-    pub away: Option<u64>,
+    pub suspended: Option<u64>,
     /// Messages on their way to the lender, with their sessions.
     pub messages: VecDeque<(u64, Message)>,
     /// Messages on their way back.

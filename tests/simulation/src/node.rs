@@ -516,8 +516,8 @@ impl Node {
     fn exchange(&mut self, context: &mut Context, lenders: &mut [Lender]) {
         let at = context.random.usize(0..lenders.len());
         // The latency gate closes now and then, for gets alone or for all, and opens again.
-        let shunned = self.core.catalog.is_shunned(at as u8);
-        if context.random.u32(0..if shunned { 20 } else { 1000 }) == 0 {
+        let bypassed = self.core.catalog.is_bypassed(at as u8);
+        if context.random.u32(0..if bypassed { 20 } else { 1000 }) == 0 {
             let passes = [Passes::All, Passes::Puts, Passes::Nothing];
             self.core.catalog.lender_gate(at as u8, passes[context.random.usize(0..passes.len())]);
         }
@@ -527,7 +527,7 @@ impl Node {
                 0 => self.connect(context, at, lender),
                 1 if context.random.u32(0..10) == 0 => {
                     // The suspension has lasted too long.
-                    link.away = None;
+                    link.suspended = None;
                     self.core.catalog.lender_lost(at as u8);
                 }
                 _ => {}
@@ -570,7 +570,7 @@ impl Node {
     /// Connects to a lender: it has kept the session, or claims so, or begins a new one.
     fn connect(&mut self, context: &mut Context, at: usize, lender: &mut Lender) {
         let link = &mut self.links[at];
-        if let Some(session) = link.away.take() {
+        if let Some(session) = link.suspended.take() {
             // Messages in progress on the old connections are not accepted any more.
             link.messages.clear();
             let kept = lender.has(session) || lender.is_alive() && context.rates.lies(&mut context.random);
@@ -594,7 +594,7 @@ impl Node {
     pub fn lose(&mut self, context: &mut Context, lender: usize) {
         let link = &mut self.links[lender];
         let Some(session) = link.session.take() else { return };
-        link.away = Some(session);
+        link.suspended = Some(session);
         context.note(|| format!("lender {lender} lost"));
         context.statistics.losses += 1;
         // Messages that were sent may still arrive.
@@ -615,7 +615,7 @@ impl Node {
         context.statistics.lent += self.core.metrics.lender_pages.get();
         for lender in 0..self.links.len() {
             self.lose(context, lender);
-            self.links[lender].away = None;
+            self.links[lender].suspended = None;
         }
         let left: Vec<_> = self.files.iter().map(FileModel::left).collect();
         self.hints = Arc::default();

@@ -1,10 +1,10 @@
 //! The catalog's 8-byte entry: the whole record of one page.
 //!
 //! ```text
-//! bit 63..62  state: 0 absent, 1 busy, 2 present, 3 zero or known
+//! bit 63..62  state: 0 absent, 1 busy, 2 present, 3 zero or hashed
 //! absent      61      read from the backing file in a sequential stream: not lent when evicted
 //!             60..0   the file's quarantine number that a READ of the page has lifted (0: none)
-//! known       61      1 (zero: 0)
+//! hashed      61      1 (zero: 0)
 //!             60      placed
 //!             59..0   hash
 //! others      61..56  lender
@@ -42,10 +42,10 @@ impl Place {
 pub enum Standing {
     /// The page can be requested.
     Valid,
-    /// The page cannot be requested now. The lender is disconnected, and may still have the page
-    /// when it is back. Until then the entry stays without use, and changes void it as any other
-    /// entry.
-    Suspended,
+    /// The page cannot be requested now. The lender is suspended, and may still have the page when
+    /// it is back; or the lender is bypassed. Until then the entry stays without use, and changes
+    /// void it as any other entry.
+    Unavailable,
     /// The page can never be requested again.
     Lost,
 }
@@ -81,7 +81,7 @@ pub enum Entry {
     /// All bytes of the page are zero: no lender is needed.
     Zero,
     /// No lender has the page; but the page of the backing file has this hash.
-    Known {
+    Hashed {
         /// The hash that `put::demoted::Demoted::hash` makes.
         hash: u64,
         /// The kernel cached it last because a guest had evicted it.
@@ -108,7 +108,7 @@ pub const VERSION_MAX: Version = Version((1 << VERSION_BITS) - 1);
 const _: () = assert!(VERSION_MAX.0 <= Version::MAX.0);
 const SEQUENTIAL: u64 = 1 << 61;
 const LIFTED_MAX: u64 = SEQUENTIAL - 1;
-const KNOWN: u64 = 3 << STATE_SHIFT | 1 << 61;
+const HASHED: u64 = 3 << STATE_SHIFT | 1 << 61;
 const PLACED: u64 = 1 << 60;
 /// The largest hash: all bits of a hash set.
 pub const HASH_MAX: u64 = PLACED - 1;
@@ -130,7 +130,7 @@ impl Entry {
             Entry::Busy { place, version, group } => named(1, place, version, group),
             Entry::Present { place, version, group } => named(2, place, version, group),
             Entry::Zero => 3 << STATE_SHIFT,
-            Entry::Known { hash, placed } => KNOWN | if placed { PLACED } else { 0 } | hash & HASH_MAX,
+            Entry::Hashed { hash, placed } => HASHED | if placed { PLACED } else { 0 } | hash & HASH_MAX,
         }
     }
 
@@ -146,7 +146,7 @@ impl Entry {
             0 => Entry::Absent { lifted: word & LIFTED_MAX, sequential: word & SEQUENTIAL != 0 },
             1 => Entry::Busy { place, version, group },
             2 => Entry::Present { place, version, group },
-            _ if word & KNOWN == KNOWN => Entry::Known { hash: word & HASH_MAX, placed: word & PLACED != 0 },
+            _ if word & HASHED == HASHED => Entry::Hashed { hash: word & HASH_MAX, placed: word & PLACED != 0 },
             _ => Entry::Zero,
         }
     }
@@ -161,12 +161,12 @@ impl Entry {
 
     /// Returns whether the kernel last cached the page because a guest had evicted it.
     pub(crate) fn is_placed(self) -> bool {
-        matches!(self, Entry::Known { placed: true, .. })
+        matches!(self, Entry::Hashed { placed: true, .. })
     }
 
     /// Returns whether the page's bytes are available without the disk.
     pub(crate) fn is_live(self) -> bool {
-        !matches!(self, Entry::Absent { .. } | Entry::Known { .. })
+        !matches!(self, Entry::Absent { .. } | Entry::Hashed { .. })
     }
 }
 
@@ -186,8 +186,8 @@ mod tests {
             Entry::Present { place, version: VERSION_MAX, group: 63 },
             Entry::Present { place: Place { lender: 0, epoch: 63 }, version: Version(77), group: 5 },
             Entry::Zero,
-            Entry::Known { hash: 0, placed: false },
-            Entry::Known { hash: HASH_MAX, placed: true },
+            Entry::Hashed { hash: 0, placed: false },
+            Entry::Hashed { hash: HASH_MAX, placed: true },
         ];
         for entry in all {
             assert_eq!(Entry::unpack(entry.pack()), entry);

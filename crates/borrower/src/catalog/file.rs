@@ -180,7 +180,7 @@ pub enum Verdict {
     /// The page was read in a sequential stream: not worth sending.
     Sequential,
     /// A lender has the page already.
-    Known,
+    AlreadyLent,
     /// The catalog has no room for the page's entry.
     NoRoom,
     /// The event may have older content: a change is in progress.
@@ -408,8 +408,8 @@ impl FileState {
         if self.taints.iter().any(|taint| taint.range.contains(index.into()) && position < taint.position) {
             return Verdict::Tainted;
         }
-        if self.is_known(index, standing, elsewhere) {
-            return Verdict::Known;
+        if self.is_recorded(index, standing, elsewhere) {
+            return Verdict::AlreadyLent;
         }
         if self.is_provisional
             || self.is_quarantined(index)
@@ -432,16 +432,16 @@ impl FileState {
         Verdict::Put
     }
 
-    fn is_known(&self, index: u32, standing: impl Fn(Place) -> Standing, elsewhere: bool) -> bool {
+    fn is_recorded(&self, index: u32, standing: impl Fn(Place) -> Standing, elsewhere: bool) -> bool {
         match self.table.get(index) {
             Entry::Busy { place, .. } | Entry::Present { place, .. } => match standing(place) {
                 Standing::Valid => true,
                 // That lender may come back; but a lender that can be used now is worth more.
-                Standing::Suspended => !elsewhere,
+                Standing::Unavailable => !elsewhere,
                 Standing::Lost => false,
             },
             // The hash of the backing file's page does not describe the evicted copy.
-            Entry::Zero | Entry::Known { .. } => true,
+            Entry::Zero | Entry::Hashed { .. } => true,
             Entry::Absent { .. } => false,
         }
     }
@@ -449,7 +449,7 @@ impl FileState {
     /// Returns whether nothing would be sent if the page, which was just read, were evicted now.
     pub(crate) fn stays(&self, index: u32, standing: impl Fn(Place) -> Standing, elsewhere: bool) -> bool {
         matches!(self.table.get(index), Entry::Absent { sequential: true, .. })
-            || self.is_known(index, standing, elsewhere)
+            || self.is_recorded(index, standing, elsewhere)
     }
 
     /// Returns the entry of the page.
@@ -459,9 +459,9 @@ impl FileState {
 
     /// The page of the backing file has this hash: it was just read from there, or written.
     /// `placed`: it was read because a guest had evicted it.
-    pub fn know(&mut self, index: u32, hash: u64, placed: bool) {
+    pub fn record_hash(&mut self, index: u32, hash: u64, placed: bool) {
         if !self.table.get(index).is_live() && !self.is_provisional {
-            self.table.set(index, Entry::Known { hash, placed });
+            self.table.set(index, Entry::Hashed { hash, placed });
         }
     }
 
@@ -470,8 +470,8 @@ impl FileState {
     pub fn read_by_guest(&mut self, indexes: Range<u32>) -> u64 {
         let mut count = 0;
         for index in indexes {
-            if let Entry::Known { hash, placed: true } = self.table.get(index) {
-                self.table.set(index, Entry::Known { hash, placed: false });
+            if let Entry::Hashed { hash, placed: true } = self.table.get(index) {
+                self.table.set(index, Entry::Hashed { hash, placed: false });
                 count += 1;
             }
         }

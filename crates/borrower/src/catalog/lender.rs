@@ -1,5 +1,5 @@
 //! The borrower's state of one lender, in one word: its epoch; whether it is up, suspended or down;
-//! and whether it is bypassed (shunned).
+//! and whether it is bypassed.
 //!
 //! ```text
 //!          up                 suspend
@@ -14,7 +14,7 @@
 //! lender keeps its epoch. If its session is resumed, its entries are current, as if the lender had
 //! merely been slow to answer: changes void entries whether the lender is connected or not.
 //!
-//! A lender that is *shunned* is connected, but too slow for gets ([`crate::policy::gate`]), and
+//! A lender that is *bypassed* is connected, but too slow for gets ([`crate::policy::gate`]), and
 //! mostly too slow for puts. Its entries stay valid, as those of a suspended lender do, and it
 //! still gets drops.
 //!
@@ -28,10 +28,10 @@ use crate::policy::gate::Passes;
 const UP: u32 = 1 << 16;
 const SUSPENDED: u32 = 1 << 17;
 /// No gets.
-const SHUNNED: u32 = 1 << 18;
+const BYPASSED: u32 = 1 << 18;
 /// No puts either.
 const SHUT: u32 = 1 << 19;
-const GATE: u32 = SHUNNED | SHUT;
+const GATE: u32 = BYPASSED | SHUT;
 const EPOCH: u32 = (Place::EPOCHS - 1) as u32;
 
 /// The state of a lender. The default is down, in epoch 0.
@@ -63,8 +63,8 @@ impl LenderWord {
     pub fn gate(self, passes: Passes) -> Option<LenderWord> {
         let bits = match passes {
             Passes::All => 0,
-            Passes::Puts => SHUNNED,
-            Passes::Nothing => SHUNNED | SHUT,
+            Passes::Puts => BYPASSED,
+            Passes::Nothing => BYPASSED | SHUT,
         };
         let word = self.0 & !GATE | bits;
         (word != self.0).then_some(LenderWord(word))
@@ -86,8 +86,8 @@ impl LenderWord {
     }
 
     /// Returns whether the lender is too slow for gets.
-    pub fn is_shunned(self) -> bool {
-        self.0 & SHUNNED != 0
+    pub fn is_bypassed(self) -> bool {
+        self.0 & BYPASSED != 0
     }
 
     /// Returns whether the lender is disconnected and may come back with its pages.
@@ -107,8 +107,8 @@ impl LenderWord {
     /// Returns the standing of an entry of that epoch.
     pub fn standing(self, epoch: u8) -> Standing {
         match self.epoch() == epoch {
-            true if self.is_up() && !self.is_shunned() => Standing::Valid,
-            true if self.is_up() || self.is_suspended() => Standing::Suspended,
+            true if self.is_up() && !self.is_bypassed() => Standing::Valid,
+            true if self.is_up() || self.is_suspended() => Standing::Unavailable,
             _ => Standing::Lost,
         }
     }
@@ -126,13 +126,13 @@ mod tests {
             (up.standing(0), up.standing(1), down.standing(0)),
             (Standing::Valid, Standing::Lost, Standing::Lost)
         );
-        let away = up.suspend().unwrap();
-        assert_eq!((away.standing(0), away.epoch()), (Standing::Suspended, 0));
-        assert_eq!(away.resume().unwrap(), up);
-        let lost = away.lost().unwrap();
+        let suspended = up.suspend().unwrap();
+        assert_eq!((suspended.standing(0), suspended.epoch()), (Standing::Unavailable, 0));
+        assert_eq!(suspended.resume().unwrap(), up);
+        let lost = suspended.lost().unwrap();
         assert_eq!((lost, up.lost().unwrap()), (LenderWord(1), LenderWord(1)));
         assert_eq!(lost.up().unwrap().standing(0), Standing::Lost);
-        assert_eq!(down.expect(0).unwrap(), away);
+        assert_eq!(down.expect(0).unwrap(), suspended);
         let last = LenderWord(EPOCH).up().unwrap();
         assert_eq!(last.lost().unwrap(), down, "epochs wrap");
     }
@@ -140,22 +140,25 @@ mod tests {
     #[test]
     fn transitions_apply_where_they_belong() {
         let down = LenderWord(5);
-        let (up, away) = (down.up().unwrap(), down.expect(7).unwrap());
+        let (up, suspended) = (down.up().unwrap(), down.expect(7).unwrap());
         assert_eq!((down.suspend(), down.resume(), down.lost()), (None, None, None));
         assert_eq!((up.up(), up.resume(), up.expect(0)), (None, None, None));
-        assert_eq!((away.up(), away.suspend(), away.expect(0)), (None, None, None));
+        assert_eq!((suspended.up(), suspended.suspend(), suspended.expect(0)), (None, None, None));
     }
 
     #[test]
-    fn one_that_is_shunned_keeps_its_pages_and_is_not_asked() {
+    fn one_that_is_bypassed_keeps_its_pages_and_is_not_asked() {
         let up = LenderWord::default().up().unwrap();
         let slow = up.gate(Passes::Nothing).unwrap();
-        assert_eq!((slow.standing(0), slow.is_usable(), slow.is_up()), (Standing::Suspended, false, true));
+        assert_eq!((slow.standing(0), slow.is_usable(), slow.is_up()), (Standing::Unavailable, false, true));
         assert_eq!((slow.gate(Passes::Nothing), slow.gate(Passes::All)), (None, Some(up)));
         let unknown = slow.gate(Passes::Puts).unwrap();
-        assert_eq!((unknown.standing(0), unknown.is_usable(), unknown.is_shunned()), (Standing::Suspended, true, true));
+        assert_eq!(
+            (unknown.standing(0), unknown.is_usable(), unknown.is_bypassed()),
+            (Standing::Unavailable, true, true)
+        );
         assert_eq!((unknown.gate(Passes::Nothing), unknown.gate(Passes::All)), (Some(slow), Some(up)));
         let back = slow.suspend().unwrap().resume().unwrap();
-        assert!(back.is_shunned() && back.lost().unwrap().is_shunned(), "bypassed until it is measured to be fast");
+        assert!(back.is_bypassed() && back.lost().unwrap().is_bypassed(), "bypassed until it is measured to be fast");
     }
 }

@@ -371,8 +371,8 @@ impl Catalog {
     }
 
     /// Returns whether the lender is bypassed for gets because it is too slow.
-    pub fn is_shunned(&self, lender: u8) -> bool {
-        self.word(lender).is_shunned()
+    pub fn is_bypassed(&self, lender: u8) -> bool {
+        self.word(lender).is_bypassed()
     }
 
     /// A predecessor left a session with pages at the lender. Entries that are restored under that

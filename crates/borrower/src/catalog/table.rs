@@ -188,8 +188,8 @@ mod tests {
         assert_eq!(moves, [Moved { group: 3, lent: 0, got: 0 }, Moved { group: 5, lent: 2, got: 4 }]);
         table.forget(PageRange::ALL, |_, _| {});
         assert_eq!(table.take_moves().collect::<Vec<_>>(), [Moved { group: 5, lent: -2, got: 0 }]);
-        table.set(7, Entry::Known { hash: 1, placed: true });
-        table.set(8, Entry::Known { hash: 1, placed: false });
+        table.set(7, Entry::Hashed { hash: 1, placed: true });
+        table.set(8, Entry::Hashed { hash: 1, placed: false });
         assert_eq!((table.live_pages(), table.placed_pages()), (0, 1));
         table.forget(PageRange { first: 7, end: 8 }, |_, _| unreachable!());
         assert_eq!((table.get(7), table.placed_pages()), (UNKNOWN, 0));

@@ -115,7 +115,7 @@ fn a_suspended_lenders_pages_wait_and_come_back() {
     with_page(&catalog, &file);
     with_page(&catalog, &changed);
     assert!(catalog.lender_suspend(0));
-    assert_eq!((catalog.place(0), asked(&catalog, &file)), (None, (Source::Backing, Verdict::Known)));
+    assert_eq!((catalog.place(0), asked(&catalog, &file)), (None, (Source::Backing, Verdict::AlreadyLent)));
     catalog.sweep();
     assert_eq!(catalog.census().live_pages, 2, "nothing is forgotten");
     // A change during the suspension voids the entry. The lender gets the drop when it is back.
@@ -124,7 +124,7 @@ fn a_suspended_lenders_pages_wait_and_come_back() {
     catalog.take_drops(0, 8, &mut drops);
     assert!(drops.is_empty(), "a suspended lender gets no drops");
     assert!(catalog.lender_resume(0) && !catalog.lender_resume(0));
-    assert!(matches!(asked(&catalog, &file), (Source::Lender(..), Verdict::Known)));
+    assert!(matches!(asked(&catalog, &file), (Source::Lender(..), Verdict::AlreadyLent)));
     catalog.take_drops(0, 8, &mut drops);
     assert_eq!((drops.len(), drops[0].id().file), (1, changed.key()));
     // Suspended again, the lender does not come back.
@@ -148,7 +148,7 @@ fn a_put_under_way_counts_again_when_the_lender_is_back() {
     file.state.lock().put(3, catalog.place(0).unwrap(), version, 0);
     catalog.lender_suspend(0);
     catalog.lender_resume(0);
-    assert!(matches!(asked(&catalog, &file), (Source::Busy(..), Verdict::Known)));
+    assert!(matches!(asked(&catalog, &file), (Source::Busy(..), Verdict::AlreadyLent)));
     catalog.retire(&file, true);
     let mut drops = Vec::new();
     catalog.take_drops(0, 8, &mut drops);

@@ -87,7 +87,7 @@ pub(crate) struct Counters {
     pub(crate) hedges: Counter,
     connects: Counter,
     losses: Counter,
-    shuns: Counter,
+    bypasses: Counter,
 }
 
 /// The latest measurements and state of the lender.
@@ -356,15 +356,15 @@ impl Link {
     pub(crate) fn status(&self, borrower: &Borrower) -> report::Link {
         let catalog = &borrower.core.catalog;
         let seen = self.seen.lock();
-        let closed = seen.gate.closed().filter(|_| catalog.is_shunned(self.number));
+        let closed = seen.gate.closed().filter(|_| catalog.is_bypassed(self.number));
         let (state, reason) = match (catalog.is_up(self.number), closed) {
             (true, None) => (LinkState::Used, String::new()),
             (true, Some(reason)) if seen.gate.passes() == Passes::Puts => (
-                LinkState::Shunned,
+                LinkState::Bypassed,
                 format!("{}; no gets until reads of the backing directory have been measured", reason.text()),
             ),
-            (true, Some(reason)) => (LinkState::Shunned, reason.text().to_owned()),
-            (false, _) if catalog.is_suspended(self.number) => (LinkState::Away, seen.problem.clone()),
+            (true, Some(reason)) => (LinkState::Bypassed, reason.text().to_owned()),
+            (false, _) if catalog.is_suspended(self.number) => (LinkState::Suspended, seen.problem.clone()),
             (false, _) => (LinkState::Down, seen.problem.clone()),
         };
         let [now_us, short_us, long_us] = seen.gate.averages_us();
@@ -391,7 +391,7 @@ impl Link {
             hedges: counters.hedges.get(),
             connects: counters.connects.get(),
             losses: counters.losses.get(),
-            shuns: counters.shuns.get(),
+            shuns: counters.bypasses.get(),
         }
     }
 
@@ -426,7 +426,7 @@ impl Link {
             // The only change is that nothing is put any more.
             _ if was == is => {}
             Some(reason) => {
-                self.counters.shuns.one();
+                self.counters.bypasses.one();
                 // Earlier latencies of gets do not predict later ones.
                 self.get_latencies.lock().clear();
                 let text = reason.text();

@@ -2,10 +2,10 @@
 //!
 //! A guest is not trusted. A page counts only if it has the hash of the backing file's page. That
 //! hash is known for pages that were read from the backing file or written, and is forgotten when
-//! they change ([`crate::catalog::file::FileState::know`]). The page waits here until the kernel
-//! reads it, which the kernel does when it is told that the page will be needed. Then the page is
-//! the answer of the READ. So it enters the page cache as every page does: after any change that
-//! the kernel has begun before, and never over bytes that are already cached.
+//! they change ([`crate::catalog::file::FileState::record_hash`]). The page waits here until the
+//! kernel reads it, which the kernel does when it is told that the page will be needed. Then the
+//! page is the answer of the READ. So it enters the page cache as every page does: after any change
+//! that the kernel has begun before, and never over bytes that are already cached.
 
 use crate::catalog::entry::HASH_MAX;
 use hashbrown::HashMap;

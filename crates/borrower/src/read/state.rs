@@ -601,7 +601,7 @@ impl ReadState {
             self.hint(core, file, state);
         }
         if let Some(demoted) = core.demoted() {
-            self.know(core, demoted, file, state, bytes);
+            self.record_hashes(core, demoted, file, state, bytes);
         } else if !core.sees_evictions() {
             self.fill_pool(core, file, state, bytes);
         }
@@ -647,7 +647,7 @@ impl ReadState {
     }
 
     /// Records the hashes of the backing file's pages.
-    fn know(&self, core: &Core, demoted: &Demoted, file: &File, state: &mut FileState, bytes: &[u8]) {
+    fn record_hashes(&self, core: &Core, demoted: &Demoted, file: &File, state: &mut FileState, bytes: &[u8]) {
         let first = self.offset / PAGE_SIZE as u64;
         if first * PAGE_SIZE as u64 != self.offset || !core.catalog.has_room() {
             return;
@@ -656,8 +656,8 @@ impl ReadState {
         for ((index, source), page) in (first..).zip(&self.sources).zip(pages) {
             let Ok(narrow) = u32::try_from(index) else { break };
             match *source {
-                Source::Backing => state.know(narrow, demoted.hash(id_of(file, index), page), false),
-                Source::Demoted(hash) => state.know(narrow, hash, true),
+                Source::Backing => state.record_hash(narrow, demoted.hash(id_of(file, index), page), false),
+                Source::Demoted(hash) => state.record_hash(narrow, hash, true),
                 Source::Zero | Source::Busy(..) | Source::Lender(..) => {}
             }
         }

@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use wire::Fate;
+use wire::DemotionOutcome;
 
 /// Time limit for the kernel to read advised pages. It begins at once, and waits for no disk.
 const READ_WAIT: Duration = Duration::from_secs(1);
@@ -87,37 +87,39 @@ impl Image {
     ///
     /// # Errors
     /// Fails if the kernel cannot be advised, or asked for its cached pages.
-    pub fn place(&self, pages: &[(u32, &Page)], placing: Placing) -> io::Result<Vec<Fate>> {
+    pub fn place(&self, pages: &[(u32, &Page)], placing: Placing) -> io::Result<Vec<DemotionOutcome>> {
         let (Some((first, _)), Some((last, _))) = (pages.first(), pages.last()) else { return Ok(Vec::new()) };
         let resident = Resident::map(&self.file, *first..*last + 1)?;
         let borrower = &self.shared.filesystem.borrower;
         let mut waiting = Waiting { image: self, indexes: Vec::with_capacity(pages.len()) };
-        let mut fates = Vec::with_capacity(pages.len());
+        let mut outcomes = Vec::with_capacity(pages.len());
         for (index, page) in pages {
-            fates.push(if resident.has(*index)? {
-                Fate::Cached
+            outcomes.push(if resident.has(*index)? {
+                DemotionOutcome::Cached
             } else if placing == Placing::Written && !self.write(*index, page)? {
-                Fate::Differs
+                DemotionOutcome::Differs
             } else {
                 match borrower.demote(self.pages(), *index, page) {
                     Demotion::Waits => {
                         waiting.indexes.push(*index);
-                        Fate::Stored // as the kernel is going to read it
+                        DemotionOutcome::Stored // as the kernel is going to read it
                     }
-                    Demotion::Unknown => Fate::Unknown,
-                    Demotion::Differs => Fate::Differs,
-                    Demotion::NoRoom => Fate::Missed,
+                    Demotion::Unknown => DemotionOutcome::Unknown,
+                    Demotion::Differs => DemotionOutcome::Differs,
+                    Demotion::NoRoom => DemotionOutcome::Missed,
                 }
             });
         }
         self.advise(&waiting.indexes)?;
         self.wait_until_read(&waiting.indexes, &resident)?;
-        for (fate, index) in fates.iter_mut().filter(|fate| **fate == Fate::Stored).zip(&waiting.indexes) {
+        for (outcome, index) in
+            outcomes.iter_mut().filter(|outcome| **outcome == DemotionOutcome::Stored).zip(&waiting.indexes)
+        {
             if borrower.withdraw_demoted(self.pages(), *index) {
-                *fate = if resident.has(*index)? { Fate::Cached } else { Fate::Missed };
+                *outcome = if resident.has(*index)? { DemotionOutcome::Cached } else { DemotionOutcome::Missed };
             }
         }
-        Ok(fates)
+        Ok(outcomes)
     }
 
     /// Number of pages of the image.

@@ -95,7 +95,7 @@ impl Passthrough {
         let _changing = inode.changing.lock();
         let moment = file.moment();
         self.borrower.observe(file, moment, stamp_of(&stat(backing)?), Writers::Unasked);
-        if !self.borrower.is_known(file, index, page) {
+        if !self.borrower.backing_file_has(file, index, page) {
             return Ok(false);
         }
         let write = |_, _| {

@@ -3,8 +3,8 @@
 use super::Target;
 use wire::address::Address;
 use wire::{
-    Advice, BODY_BYTES_MAX, DemotedPage, Fate, GetItem, Header, Hello, ITEMS_MAX, Kind, PageSpan, PutItem, Refused,
-    Room, Welcome, WireKey,
+    Advice, BODY_BYTES_MAX, DemotedPage, DemotionOutcome, GetItem, Header, Hello, ITEMS_MAX, Kind, PageSpan, PutItem,
+    Refused, Room, Welcome, WireKey,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -38,7 +38,7 @@ fn header(bytes: &[u8]) {
         Kind::Demote => assert_eq!(<[DemotedPage]>::ref_from_bytes(body).unwrap().len(), items),
         Kind::Held => assert_eq!(<[PageSpan]>::ref_from_bytes(body).unwrap().len(), items),
         Kind::Demoted => {
-            let _ = body.iter().filter_map(|byte| Fate::from_wire(*byte)).count();
+            let _ = body.iter().filter_map(|byte| DemotionOutcome::from_wire(*byte)).count();
         }
         Kind::PutReply | Kind::Ping | Kind::Bye | Kind::Handshake1 | Kind::Handshake2 => {}
     }

@@ -43,7 +43,7 @@ impl FileState {
             if let Entry::Busy { place, .. } | Entry::Present { place, .. } = entry {
                 match standing(place) {
                     Standing::Valid if !(sequential && lending == Lending::Slower) => {}
-                    Standing::Valid | Standing::Suspended => {
+                    Standing::Valid | Standing::Unavailable => {
                         sources.push(Source::Backing); // the lender's copy stays current
                         continue;
                     }
@@ -56,7 +56,7 @@ impl FileState {
             sources.push(match entry {
                 Entry::Absent { .. } => Source::Backing,
                 Entry::Zero => Source::Zero,
-                Entry::Known { hash, .. } => Source::Demoted(hash),
+                Entry::Hashed { hash, .. } => Source::Demoted(hash),
                 Entry::Busy { place, version, .. } => Source::Busy(place, version),
                 Entry::Present { place, version, group } => {
                     in_groups |= group != 0;

@@ -208,7 +208,7 @@ fn streams_that_the_disk_is_faster_with_are_read_there_and_stay_known() {
     assert_eq!(read(&mut state, 0, 1024, Lending::Slower), at_lender, "not known to fit");
     state.looked_at(1024, Looked { sampled_pages: 64, fitting_pages: 64, far_pages: 0 });
     assert_eq!(read(&mut state, 0, 1024, Lending::Slower), Source::Backing);
-    assert_eq!(state.evict(0, 1, false, |_| Standing::Valid, true, true), Verdict::Known);
+    assert_eq!(state.evict(0, 1, false, |_| Standing::Valid, true, true), Verdict::AlreadyLent);
     (0..100).for_each(|at| assert_eq!(read(&mut state, 1 << 20 | at << 12, 1, Lending::Slower), Source::Backing));
     assert_eq!(read(&mut state, 0, 1, Lending::Slower), at_lender, "at random");
 }

@@ -198,7 +198,7 @@ fn link_line(daemon: &Daemon, link: &Link) -> Line<'static> {
     let mood = match link.state {
         LinkState::Used => Mood::Well,
         LinkState::Down => Mood::Bad,
-        LinkState::Shunned | LinkState::Away | LinkState::Unknown => Mood::Warning,
+        LinkState::Bypassed | LinkState::Suspended | LinkState::Unknown => Mood::Warning,
     };
     let rate = |number: fn(&Link) -> u64| count(daemon.rate(state::of_link(&link.address, number)));
     let numbers = format!(

@@ -354,7 +354,7 @@ pub mod tests {
                     ping_us: 90_000,
                     weight: 1,
                     free_pages: 10,
-                    ..link("10.0.0.3:7070", LinkState::Shunned, "slower than the disk")
+                    ..link("10.0.0.3:7070", LinkState::Bypassed, "slower than the disk")
                 },
             ],
             borrower: Borrower {

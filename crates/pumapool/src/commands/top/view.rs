@@ -189,7 +189,7 @@ fn mount_standing(mount: &Mount) -> (String, Mood) {
     match (used, lenders.len()) {
         _ if !mount.borrowing => ("node lends".to_owned(), Mood::Well),
         (_, 0) => ("no lender".to_owned(), Mood::Warning),
-        (0, _) if lenders.iter().any(|link| link.state == LinkState::Shunned) => {
+        (0, _) if lenders.iter().any(|link| link.state == LinkState::Bypassed) => {
             ("lenders too slow".to_owned(), Mood::Warning)
         }
         (0, all) => (format!("0 of {all} lenders"), Mood::Bad),
