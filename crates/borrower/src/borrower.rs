@@ -311,10 +311,10 @@ impl Borrower {
     }
 
     /// The backing file may have changed without a new stamp: the kernel has accessed it by itself,
-    /// or a writeback has failed. All entries of the file are voided, and [`File::kernel_stale`]
-    /// reports stale pages.
-    pub fn doubt(&self, file: &File) {
-        self.core.doubt(file);
+    /// or a writeback has failed. All entries of the file are invalidated, and
+    /// [`File::kernel_stale`] reports stale pages.
+    pub fn suspect(&self, file: &File) {
+        self.core.suspect(file);
     }
 
     /// Lenders were connected, lost, or found too slow.

@@ -71,7 +71,7 @@ pub enum Change {
     },
     /// A change like `Other`, by a request of an unknown kind: a buffered write that is sent again,
     /// because the daemon that had it died.
-    Doubtful {
+    Suspect {
         /// The first byte changed.
         start: u64,
         /// The byte behind the last one changed.
@@ -367,7 +367,7 @@ impl Core {
                 range
             }
             // A change that reaches behind the end moves the end.
-            Change::Other { start, end } | Change::Hole { start, end } | Change::Doubtful { start, end } => {
+            Change::Other { start, end } | Change::Hole { start, end } | Change::Suspect { start, end } => {
                 if end > size {
                     PageRange::touched_by(start.min(size), u64::MAX)
                 } else {
@@ -376,8 +376,8 @@ impl Core {
             }
         };
         self.metrics.changes.one();
-        self.watching_beside(file, |state, void| {
-            changing.ticket = Some(state.begin_change(range, before, void));
+        self.watching_external_changes(file, |state, invalidated| {
+            changing.ticket = Some(state.begin_change(range, before, invalidated));
             if matches!(change, Change::Buffered { writeback: false, .. } | Change::Other { .. } | Change::Hole { .. })
             {
                 state.locked_request();
@@ -445,23 +445,27 @@ impl Core {
     /// changed externally, its remote pages are forgotten, and [`File::kernel_stale`] reports stale
     /// pages.
     pub fn observe(&self, file: &File, moment: u64, now: Stamp, writers: Writers) {
-        self.watching_beside(file, |state, void| state.observe(moment, now, writers, void));
+        self.watching_external_changes(file, |state, invalidated| state.observe(moment, now, writers, invalidated));
     }
 
-    /// The backing file may have changed: its entries are voided.
-    pub fn doubt(&self, file: &File) {
+    /// The backing file may have changed: its entries are invalidated.
+    pub fn suspect(&self, file: &File) {
         let mut state = file.state.lock();
-        state.doubt(|index, entry| self.catalog.void(file.key(), index, entry));
+        state.suspect(|index, entry| self.catalog.invalidated(file.key(), index, entry));
         self.catalog.account(&mut state);
     }
 
     /// Runs a function that may detect an external change, and counts it.
-    fn watching_beside<T>(&self, file: &File, run: impl FnOnce(&mut FileState, &mut dyn FnMut(u32, Entry)) -> T) -> T {
+    fn watching_external_changes<T>(
+        &self,
+        file: &File,
+        run: impl FnOnce(&mut FileState, &mut dyn FnMut(u32, Entry)) -> T,
+    ) -> T {
         let mut state = file.state.lock();
-        let before = state.changes_beside();
-        let result = run(&mut state, &mut |index, entry| self.catalog.void(file.key(), index, entry));
+        let before = state.external_changes();
+        let result = run(&mut state, &mut |index, entry| self.catalog.invalidated(file.key(), index, entry));
         self.catalog.account(&mut state);
-        self.metrics.changes_beside.add(state.changes_beside() - before);
+        self.metrics.changes_beside.add(state.external_changes() - before);
         result
     }
 
@@ -502,7 +506,7 @@ impl Core {
             let Some(file) = self.catalog.file(put.id.file) else { continue };
             let mut state = file.state.lock();
             if let Some(entry) = state.give_up(put.id.index, |version| put.is(version)) {
-                self.catalog.void(file.key(), put.id.index, entry);
+                self.catalog.invalidated(file.key(), put.id.index, entry);
             }
             self.catalog.account(&mut state);
         }
@@ -540,7 +544,7 @@ impl Core {
             },
             Verdict::AlreadyLent => &metrics.evictions_known,
             Verdict::Zero => {
-                self.catalog.void(file.key(), index, before);
+                self.catalog.invalidated(file.key(), index, before);
                 self.catalog.account(state);
                 &metrics.evictions_zero
             }
@@ -599,7 +603,7 @@ impl Core {
             let full = puts.has_full();
             drop(puts);
             // A suspended lender may have an older copy.
-            self.catalog.void(file.key(), index, before);
+            self.catalog.invalidated(file.key(), index, before);
             state.put(index, place, version, group);
             if group != 0 {
                 self.catalog.groups.put(group, Put::new(id, version));

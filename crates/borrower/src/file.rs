@@ -22,8 +22,8 @@ impl File {
 
     /// `stamp` is the file's stamp now. Returns the ctime of the last external change, in
     /// nanoseconds since the epoch.
-    pub fn beside_ctime_ns(&self, stamp: Stamp) -> i128 {
-        self.state.lock().beside_ctime_ns(stamp)
+    pub fn external_ctime_ns(&self, stamp: Stamp) -> i128 {
+        self.state.lock().external_ctime_ns(stamp)
     }
 
     /// Returns whether the kernel may have a smaller or larger size than the backing file, because

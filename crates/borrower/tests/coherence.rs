@@ -49,7 +49,7 @@ enum Phase {
 struct Weather {
     writes: u32,
     others: u32,
-    beside: u32,
+    external: u32,
 }
 
 struct Model {
@@ -87,7 +87,7 @@ impl Model {
             others: random.u32(0..20),
             // After an external change buffered writes are not trusted. So half of the runs have
             // none.
-            beside: random.choice([0, 5]).unwrap_or(0),
+            external: random.choice([0, 5]).unwrap_or(0),
         };
         let mut model = Model {
             weather,
@@ -131,11 +131,11 @@ impl Model {
     }
 
     fn step(&mut self) {
-        let &Weather { writes, others, beside } = &self.weather;
+        let &Weather { writes, others, external } = &self.weather;
         match self.random.u32(0..1000) {
             draw if draw < writes => self.start_write(),
             draw if draw < writes + others => self.start_other(),
-            draw if draw < writes + others + beside => self.change_beside(),
+            draw if draw < writes + others + external => self.change_externally(),
             ..300 => self.start_read(),
             300..450 => self.evict(),
             450..600 => self.consume(),
@@ -265,7 +265,7 @@ impl Model {
 
     /// An external writer changes the backing file. Then the file is opened, and the kernel drops
     /// its cached pages.
-    fn change_beside(&mut self) {
+    fn change_externally(&mut self) {
         // The promise is close-to-open: concurrent writes on both sides are not covered.
         while !self.doing.is_empty() {
             self.advance();
@@ -421,7 +421,7 @@ fn a_read_never_gets_a_stale_page_from_the_pool() {
 /// simulation of whole pools cannot detect that these rules are broken. This model must.
 #[test]
 fn rules_of_overlapping_changes_are_needed() {
-    for rule in [Rule::Older, Rule::Lifted] {
+    for rule in [Rule::Older, Rule::Cleared] {
         let first = fastrand::u64(..1 << 48);
         let caught = (first..first + 2000).find(|seed| {
             let run = move || {

@@ -106,7 +106,7 @@ impl Victims {
     }
 
     /// The page is useless now: it was changed or deleted.
-    pub fn voided(&mut self, key: Key) {
+    pub fn invalidated(&mut self, key: Key) {
         self.order.remove(key);
     }
 

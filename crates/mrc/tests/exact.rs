@@ -171,6 +171,6 @@ fn a_pool_that_keeps_has_what_it_was_asked_for() {
     let mut victims = Victims::new(true);
     (0..100).for_each(|index| victims.evicted(Key::new(1, index)));
     assert_eq!([0, 0, 98].map(|index| victims.missed(Key::new(1, index))), [Some(100.0), Some(1.0), Some(3.0)]);
-    victims.voided(Key::new(1, 0));
+    victims.invalidated(Key::new(1, 0));
     assert_eq!(victims.missed(Key::new(1, 0)), None);
 }

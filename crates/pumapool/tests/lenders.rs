@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 use testbed::{Group, Relay, Scratch, SlowDisk, wait_until};
 
-/// 32 MiB: enough neighbourhoods for each lender to have some.
+/// 32 MiB: enough placement extents for each lender to have some.
 const PAGES: u64 = 8192;
 
 /// Pages that may be on their way to a lender: its share of the put buffers.

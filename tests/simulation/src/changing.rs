@@ -459,7 +459,7 @@ fn announce(change: &Altering, size: usize) -> Change {
     let bytes = |unit: usize| unit as u64 * UNIT_BYTES;
     let buffered = |first: usize, end: usize| match change.resent {
         // The change may have been applied, and overtaken.
-        true => Change::Doubtful { start: bytes(first), end: bytes(end) },
+        true => Change::Suspect { start: bytes(first), end: bytes(end) },
         false => Change::Buffered {
             offset: bytes(first),
             len: bytes(end - first),

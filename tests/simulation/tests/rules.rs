@@ -28,7 +28,7 @@ fn simulate(options: &[&str]) -> Output {
 
 /// Rules that matter only if changes of a file overlap. The mount's changes do not:
 /// crates/borrower/tests/coherence.rs tests these rules.
-const OF_OVERLAPPING_CHANGES: [Rule; 2] = [Rule::Older, Rule::Lifted];
+const OF_OVERLAPPING_CHANGES: [Rule; 2] = [Rule::Older, Rule::Cleared];
 
 #[test]
 fn every_broken_rule_is_caught() {

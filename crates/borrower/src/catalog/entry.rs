@@ -3,7 +3,7 @@
 //! ```text
 //! bit 63..62  state: 0 absent, 1 busy, 2 present, 3 zero or hashed
 //! absent      61      read from the backing file in a sequential stream: not lent when evicted
-//!             60..0   the file's quarantine number that a READ of the page has lifted (0: none)
+//!             60..0   the file's quarantine number that a READ of the page has cleared (0: none)
 //! hashed      61      1 (zero: 0)
 //!             60      placed
 //!             59..0   hash
@@ -24,9 +24,9 @@ pub struct Place {
     /// The lender's number.
     pub lender: u8,
     /// The lender's epoch when the page was sent. When a lender is lost for good its epoch is
-    /// incremented, which voids all its entries at once. The epoch wraps after [`Place::EPOCHS`]
-    /// losses. An entry that seems valid again then costs one miss, because no lender has its
-    /// version any more.
+    /// incremented, which invalidates all its entries at once. The epoch wraps after
+    /// [`Place::EPOCHS`] losses. An entry that seems valid again then costs one miss, because no
+    /// lender has its version any more.
     pub epoch: u8,
 }
 
@@ -44,7 +44,7 @@ pub enum Standing {
     Valid,
     /// The page cannot be requested now. The lender is suspended, and may still have the page when
     /// it is back; or the lender is bypassed. Until then the entry stays without use, and changes
-    /// void it as any other entry.
+    /// invalidate it as any other entry.
     Unavailable,
     /// The page can never be requested again.
     Lost,
@@ -53,10 +53,11 @@ pub enum Standing {
 /// The decoded form of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// No lender has the page. A READ of it arrived when the file's newest quarantine was `lifted`.
+    /// No lender has the page. A READ of it arrived when the file's newest quarantine was
+    /// `cleared`.
     Absent {
         /// Quarantines up to this number no longer hold for the page.
-        lifted: u64,
+        cleared: u64,
         /// The page was read from the backing file in a sequential stream.
         sequential: bool,
     },
@@ -93,8 +94,8 @@ pub enum Entry {
 pub const UNKNOWN: Entry = absent(0);
 
 /// No lender has the page; it was last read at random, or not at all.
-pub const fn absent(lifted: u64) -> Entry {
-    Entry::Absent { lifted, sequential: false }
+pub const fn absent(cleared: u64) -> Entry {
+    Entry::Absent { cleared, sequential: false }
 }
 
 const STATE_SHIFT: u32 = 62;
@@ -107,7 +108,7 @@ const VERSION_BITS: u32 = 44;
 pub const VERSION_MAX: Version = Version((1 << VERSION_BITS) - 1);
 const _: () = assert!(VERSION_MAX.0 <= Version::MAX.0);
 const SEQUENTIAL: u64 = 1 << 61;
-const LIFTED_MAX: u64 = SEQUENTIAL - 1;
+const CLEARED_MAX: u64 = SEQUENTIAL - 1;
 const HASHED: u64 = 3 << STATE_SHIFT | 1 << 61;
 const PLACED: u64 = 1 << 60;
 /// The largest hash: all bits of a hash set.
@@ -126,7 +127,7 @@ impl Entry {
                 | version.0
         };
         match self {
-            Entry::Absent { lifted, sequential } => lifted.min(LIFTED_MAX) | if sequential { SEQUENTIAL } else { 0 },
+            Entry::Absent { cleared, sequential } => cleared.min(CLEARED_MAX) | if sequential { SEQUENTIAL } else { 0 },
             Entry::Busy { place, version, group } => named(1, place, version, group),
             Entry::Present { place, version, group } => named(2, place, version, group),
             Entry::Zero => 3 << STATE_SHIFT,
@@ -143,7 +144,7 @@ impl Entry {
         let version = Version(word & VERSION_MAX.0);
         let group = (word >> GROUP_SHIFT) as u8 & (NUMBERS - 1);
         match word >> STATE_SHIFT {
-            0 => Entry::Absent { lifted: word & LIFTED_MAX, sequential: word & SEQUENTIAL != 0 },
+            0 => Entry::Absent { cleared: word & CLEARED_MAX, sequential: word & SEQUENTIAL != 0 },
             1 => Entry::Busy { place, version, group },
             2 => Entry::Present { place, version, group },
             _ if word & HASHED == HASHED => Entry::Hashed { hash: word & HASH_MAX, placed: word & PLACED != 0 },
@@ -179,9 +180,9 @@ mod tests {
         let place = Place { lender: 63, epoch: 21 };
         let all = [
             UNKNOWN,
-            absent(LIFTED_MAX),
-            Entry::Absent { lifted: 0, sequential: true },
-            Entry::Absent { lifted: LIFTED_MAX, sequential: true },
+            absent(CLEARED_MAX),
+            Entry::Absent { cleared: 0, sequential: true },
+            Entry::Absent { cleared: CLEARED_MAX, sequential: true },
             Entry::Busy { place, version: Version(1), group: 0 },
             Entry::Present { place, version: VERSION_MAX, group: 63 },
             Entry::Present { place: Place { lender: 0, epoch: 63 }, version: Version(77), group: 5 },

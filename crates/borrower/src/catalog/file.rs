@@ -12,7 +12,7 @@
 //! * **quarantines**, from every other change: the kernel drops its old pages only after our
 //!   answer, at a time that the daemon does not learn. No event of the page is trusted until a READ
 //!   of it arrives, which proves that the old copy is gone. A quarantine has a number, and a page's
-//!   entry stores the number that its last READ has lifted. So ranges need never be split. Merging
+//!   entry stores the number that its last READ has cleared. So ranges need never be split. Merging
 //!   two quarantines (into their hull, under the newer number) is always safe.
 //!
 //! A READ that overlaps a change of its pages in time must be repeated. Otherwise the kernel could
@@ -235,13 +235,13 @@ pub struct FileState {
     /// Pages were read since that stamp was taken.
     read_provisional: bool,
     /// The file's ctime when an external change was last detected, in nanoseconds since the epoch.
-    beside_ctime_ns: i128,
+    external_ctime_ns: i128,
     /// The kernel may have another size than the backing file, because of an external change.
     end_is_unsure: bool,
     /// The number of external changes that were detected.
-    changes_beside: u64,
+    external_changes: u64,
     /// The number of those changes whose old pages the kernel has dropped.
-    changes_dropped: u64,
+    external_changes_dropped: u64,
     /// Present since the first READ.
     streams: Option<Box<Streams>>,
     /// Present since the first write, or the first drop of pages.
@@ -265,7 +265,7 @@ impl FileState {
     pub fn restored(left: Left) -> FileState {
         let mut state = FileState {
             stamp: left.stamp,
-            changes_beside: u64::from(left.stamp.is_none()),
+            external_changes: u64::from(left.stamp.is_none()),
             end_is_unsure: left.stamp.is_none(),
             edges: if left.has_edges { vec![PageRange::ALL] } else { Vec::new() },
             watch: Some(Box::new(Watch::taken_over())),
@@ -311,9 +311,9 @@ impl FileState {
 
     /// The backing file may have changed. Its entries, and the kernel's cached copies, are not
     /// trusted.
-    pub fn doubt(&mut self, voided: impl FnMut(u32, Entry)) {
+    pub fn suspect(&mut self, invalidated: impl FnMut(u32, Entry)) {
         self.end_is_unsure = true;
-        self.changed_beside(voided);
+        self.changed_externally(invalidated);
     }
 
     /// Returns the bytes of memory that the entries take.
@@ -322,8 +322,8 @@ impl FileState {
     }
 
     /// Returns the number of external changes that were detected.
-    pub fn changes_beside(&self) -> u64 {
-        self.changes_beside
+    pub fn external_changes(&self) -> u64 {
+        self.external_changes
     }
 
     /// Returns whether a change of any of these pages is in progress.
@@ -379,7 +379,7 @@ impl FileState {
         let is_sure = self.is_settled()
             && !self.is_provisional
             && !self.end_is_unsure
-            && self.changes_dropped >= self.changes_beside;
+            && self.external_changes_dropped >= self.external_changes;
         Left { stamp: self.stamp.filter(|_| is_sure), has_edges: !self.edges.is_empty() }
     }
 
@@ -418,8 +418,8 @@ impl FileState {
             return Verdict::Quarantined;
         }
         // The next READ of the page decides again.
-        if let Entry::Absent { lifted, sequential: true } = self.table.get(index) {
-            self.table.set(index, absent(lifted));
+        if let Entry::Absent { cleared, sequential: true } = self.table.get(index) {
+            self.table.set(index, absent(cleared));
             return Verdict::Sequential;
         }
         if !has_room {
@@ -527,8 +527,8 @@ impl FileState {
 
     /// Forgets all pages, because the file is deleted or the catalog needs the room. No page
     /// becomes more trusted by this.
-    pub(crate) fn forget_pages(&mut self, voided: impl FnMut(u32, Entry)) {
-        self.table.forget(PageRange::ALL, voided);
+    pub(crate) fn forget_pages(&mut self, invalidated: impl FnMut(u32, Entry)) {
+        self.table.forget(PageRange::ALL, invalidated);
     }
 
     fn is_quarantined(&self, index: u32) -> bool {
@@ -536,10 +536,10 @@ impl FileState {
             self.quarantines.iter().filter(|held| held.range.contains(index.into())).map(|held| held.number).max();
         match (newest, self.table.get(index)) {
             (None, _) => false,
-            (Some(_), Entry::Absent { lifted, .. }) if !keeps(Rule::Lifted) => lifted == 0,
-            (Some(number), Entry::Absent { lifted, .. }) => lifted < number,
+            (Some(_), Entry::Absent { cleared, .. }) if !keeps(Rule::Cleared) => cleared == 0,
+            (Some(number), Entry::Absent { cleared, .. }) => cleared < number,
             // A live page was put while no quarantine held it, and a change of its own would have
-            // voided it. So only a merged range holds it.
+            // invalidated it. So only a merged range holds it.
             (Some(_), _) => false,
         }
     }
@@ -577,29 +577,29 @@ impl FileState {
         is_told_another || self.stamp.map_or(self.moment() > 0, |stamp| stamp.size_bytes != now.size_bytes)
     }
 
-    fn changed_beside(&mut self, voided: impl FnMut(u32, Entry)) {
+    fn changed_externally(&mut self, invalidated: impl FnMut(u32, Entry)) {
         self.moved(PageRange::ALL);
-        self.quarantine(PageRange::ALL, voided);
-        self.changes_beside += 1;
+        self.quarantine(PageRange::ALL, invalidated);
+        self.external_changes += 1;
     }
 
-    fn lift(&mut self, range: PageRange, number: u64) {
+    fn clear_quarantine(&mut self, range: PageRange, number: u64) {
         if self.quarantines.iter().any(|held| held.range.overlaps(range)) {
             for index in indices(range) {
                 if self.is_quarantined(index)
-                    && let Entry::Absent { lifted, .. } = self.table.get(index)
+                    && let Entry::Absent { cleared, .. } = self.table.get(index)
                 {
-                    self.table.set(index, absent(lifted.max(number)));
+                    self.table.set(index, absent(cleared.max(number)));
                 }
             }
         }
     }
 
-    fn quarantine(&mut self, range: PageRange, voided: impl FnMut(u32, Entry)) {
+    fn quarantine(&mut self, range: PageRange, invalidated: impl FnMut(u32, Entry)) {
         if range.is_empty() {
             return;
         }
-        self.table.forget(range, voided);
+        self.table.forget(range, invalidated);
         self.quarantine += 1;
         self.quarantines.retain(|held| !(range.first <= held.range.first && held.range.end <= range.end));
         self.quarantines.push(Quarantine { range, number: self.quarantine });

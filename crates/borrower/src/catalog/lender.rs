@@ -10,9 +10,10 @@
 //!     └─────────────────── lost ─────────────────┘
 //! ```
 //!
-//! Only *lost* increments the epoch, which voids all entries of the lender at once. A suspended
-//! lender keeps its epoch. If its session is resumed, its entries are current, as if the lender had
-//! merely been slow to answer: changes void entries whether the lender is connected or not.
+//! Only *lost* increments the epoch, which invalidates all entries of the lender at once. A
+//! suspended lender keeps its epoch. If its session is resumed, its entries are current, as if the
+//! lender had merely been slow to answer: changes invalidate entries whether the lender is
+//! connected or not.
 //!
 //! A lender that is *bypassed* is connected, but too slow for gets ([`crate::policy::gate`]), and
 //! mostly too slow for puts. Its entries stay valid, as those of a suspended lender do, and it

@@ -33,8 +33,8 @@ use wire::WireKey;
 const RETIRED_FILES_MAX: usize = if cfg!(test) { 4 } else { 1 << 18 };
 
 /// The default limit of memory for all entries, in bytes: enough for 128 GiB of lent pages. Beyond
-/// it the least recently used files are forgotten. Until that is done, no further page is lent or
-/// lifted out of quarantine.
+/// it the least recently used files are forgotten. Until that is done, no further page is lent,
+/// and no quarantine is cleared.
 pub const ENTRY_BYTES_MAX: u64 = 256 << 20;
 
 /// The number of drops that wait for each lender. Further drops are not sent: the lender forgets
@@ -255,7 +255,7 @@ impl Catalog {
         self.by_key.write().remove(&file.key);
         let mut state = file.state.lock();
         state.is_removed = true;
-        state.forget_pages(|index, entry| self.void(file.key, index, entry));
+        state.forget_pages(|index, entry| self.invalidated(file.key, index, entry));
         self.account(&mut state);
     }
 
@@ -334,8 +334,8 @@ impl Catalog {
     }
 
     /// The lender is back and has kept the session. Entries that are still present are current,
-    /// because every change meanwhile has voided the entries of its pages. Returns false if the
-    /// lender was not suspended: then no earlier page may be requested.
+    /// because every change meanwhile has invalidated the entries of its pages. Returns false if
+    /// the lender was not suspended: then no earlier page may be requested.
     pub fn lender_resume(&self, lender: u8) -> bool {
         self.turn(lender, LenderWord::resume)
     }
@@ -391,7 +391,7 @@ impl Catalog {
         self.word(lender).is_suspended()
     }
 
-    /// Frees the memory of entries whose lender is lost. These entries are void already, so this
+    /// Frees the memory of entries whose lender is lost. These entries are invalid already, so this
     /// may take a while.
     pub fn sweep(&self) {
         for file in self.files() {
@@ -430,7 +430,7 @@ impl Catalog {
             }
             let mut state = file.state.lock();
             forgotten += state.live_pages();
-            state.forget_pages(|index, entry| self.void(file.key, index, entry));
+            state.forget_pages(|index, entry| self.invalidated(file.key, index, entry));
             self.account(&mut state);
         }
         forgotten
@@ -469,10 +469,10 @@ impl Catalog {
         files
     }
 
-    /// The entry of a page was voided. Records a drop for its lender, also for a suspended one. A
-    /// busy page is recorded too, because its put may never be answered. If the put is answered
-    /// after the Drop, that answer causes one more drop.
-    pub(crate) fn void(&self, file: FileKey, index: u32, entry: Entry) {
+    /// The entry of a page was invalidated. Records a drop for its lender, also for a suspended
+    /// one. A busy page is recorded too, because its put may never be answered. If the put is
+    /// answered after the Drop, that answer causes one more drop.
+    pub(crate) fn invalidated(&self, file: FileKey, index: u32, entry: Entry) {
         self.wants_bytes(PageId { file, index });
         if let Entry::Busy { place, version, .. } | Entry::Present { place, version, .. } = entry
             && self.standing(place) != Standing::Lost

@@ -84,7 +84,7 @@ fn a_restored_file_keeps_its_key_and_trusts_no_cached_copy() {
 }
 
 #[test]
-fn losing_a_lender_voids_its_pages_at_once() {
+fn losing_a_lender_invalidates_its_pages_at_once() {
     let catalog = Catalog::new(2, ENTRY_BYTES_MAX);
     assert_eq!(catalog.place(0), None);
     assert!(catalog.lender_up(0));
@@ -118,7 +118,8 @@ fn a_suspended_lenders_pages_wait_and_come_back() {
     assert_eq!((catalog.place(0), asked(&catalog, &file)), (None, (Source::Backing, Verdict::AlreadyLent)));
     catalog.sweep();
     assert_eq!(catalog.census().live_pages, 2, "nothing is forgotten");
-    // A change during the suspension voids the entry. The lender gets the drop when it is back.
+    // A change during the suspension invalidates the entry. The lender gets the drop when it is
+    // back.
     catalog.remove(&mut catalog.names.lock(), &changed);
     let mut drops = Vec::new();
     catalog.take_drops(0, 8, &mut drops);

@@ -23,7 +23,7 @@
 
 use crate::policy::curve::Watched;
 use crate::policy::streams::Looked;
-use crate::put::placement::NEIGHBOURHOOD_PAGES;
+use crate::put::placement::EXTENT_PAGES;
 use mrc::Victims;
 use page::{FileKey, PageRange};
 use std::time::Duration;
@@ -92,7 +92,7 @@ impl Lending {
     pub fn lends(self, index: u64) -> bool {
         match self {
             Lending::Left | Lending::Slower => false,
-            Lending::Tried => (index / u64::from(NEIGHBOURHOOD_PAGES)).is_multiple_of(TRIED),
+            Lending::Tried => (index / u64::from(EXTENT_PAGES)).is_multiple_of(TRIED),
             Lending::Lent => true,
         }
     }

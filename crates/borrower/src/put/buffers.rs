@@ -116,7 +116,7 @@ pub struct PutQueue {
     sent: VecDeque<(u64, Arc<Batch>)>,
     /// Batches that were answered or abandoned, but that the sender still uses.
     leaving: Vec<Arc<Batch>>,
-    /// The number of calls of [`PutQueue::abandon`] whose pages' entries are not yet voided.
+    /// The number of calls of [`PutQueue::abandon`] whose pages' entries are not yet invalidated.
     abandoning: u32,
     next_request: u64,
 }
@@ -202,7 +202,7 @@ impl PutQueue {
     }
 
     /// The lender is lost: no put in progress will be answered. Returns their batches. The caller
-    /// voids the entries of their pages, and then calls `PutQueue::abandoned`.
+    /// invalidates the entries of their pages, and then calls `PutQueue::abandoned`.
     pub fn abandon(&mut self) -> Vec<Arc<Batch>> {
         self.abandoning += 1;
         let sent = std::mem::take(&mut self.sent).into_iter().map(|(_, batch)| batch);
@@ -217,7 +217,7 @@ impl PutQueue {
         self.sent.iter().any(|(sent, _)| *sent == request)
     }
 
-    /// The entries of the abandoned pages are voided, so their buffers can be released.
+    /// The entries of the abandoned pages are invalidated, so their buffers can be released.
     pub(crate) fn abandoned(&mut self) {
         self.abandoning -= 1;
         self.collect_leaving();

@@ -1,5 +1,5 @@
-//! Chooses the lender for a page by weighted rendezvous hashing of the page's placement extent
-//! (neighbourhood).
+//! Chooses the lender for a page by weighted rendezvous hashing of the page's placement
+//! extent.
 //!
 //! Each lender has a score for each placement extent, made of the lender's weight and a hash of
 //! both; the highest score wins. So a lender gets pages in proportion to its weight. When a lender
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The number of pages of a placement extent: one put buffer, and two of the kernel's usual
 /// read-ahead windows.
-pub const NEIGHBOURHOOD_PAGES: u32 = 64;
+pub const EXTENT_PAGES: u32 = 64;
 
 /// The number of lenders that are tried for a page. If the buffers of the first are full, the page
 /// goes to the next one.
@@ -87,12 +87,12 @@ impl Weights {
     /// number here is.
     pub fn choose(&self, file: FileKey, index: u32, usable: u64, salt: impl Fn(u8) -> u64) -> Choice {
         let mut best = [(f64::NEG_INFINITY, u8::MAX); CHOICES];
-        let neighbourhood = u64::from(file.0) << 32 | u64::from(index / NEIGHBOURHOOD_PAGES);
+        let extent = u64::from(file.0) << 32 | u64::from(index / EXTENT_PAGES);
         let mut left = usable;
         while left != 0 {
             let lender = left.trailing_zeros() as u8;
             left &= left - 1;
-            let mut entry = (score(mix(neighbourhood ^ mix(salt(lender))), self.get(lender)), lender);
+            let mut entry = (score(mix(extent ^ mix(salt(lender))), self.get(lender)), lender);
             for place in &mut best {
                 if entry.0 > place.0 {
                     std::mem::swap(place, &mut entry);
@@ -122,12 +122,11 @@ pub(crate) fn mix(mut bits: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const NEIGHBOURHOODS: u32 = 40_000;
+    const EXTENTS: u32 = 40_000;
 
     fn owners(weights: &Weights, usable: u64) -> Vec<u8> {
-        let of =
-            |at: u32| weights.choose(FileKey(7), at * NEIGHBOURHOOD_PAGES, usable, u64::from).iter().next().unwrap();
-        (0..NEIGHBOURHOODS).map(of).collect()
+        let of = |at: u32| weights.choose(FileKey(7), at * EXTENT_PAGES, usable, u64::from).iter().next().unwrap();
+        (0..EXTENTS).map(of).collect()
     }
 
     /// 64 lenders join and leave in turn; each time only the share of that lender moves.
@@ -155,7 +154,7 @@ mod tests {
                 assert_eq!(if joins { *after } else { *before }, moving, "pages of others moved");
                 count += 1;
             }
-            let fair = f64::from(weights.get(moving)) / f64::from(total) * f64::from(NEIGHBOURHOODS);
+            let fair = f64::from(weights.get(moving)) / f64::from(total) * f64::from(EXTENTS);
             // The limit is five standard deviations of a binomial distribution.
             assert!((f64::from(count) - fair).abs() < 5.0 * fair.sqrt() + 5.0, "{count} moved, fair are {fair}");
             before = after;
@@ -168,7 +167,7 @@ mod tests {
         (0..3).for_each(|lender| weights.set(lender, 1 << lender));
         let owners = owners(&weights, 0b111);
         for lender in 0..3u8 {
-            let share = owners.iter().filter(|owner| **owner == lender).count() as f64 / f64::from(NEIGHBOURHOODS);
+            let share = owners.iter().filter(|owner| **owner == lender).count() as f64 / f64::from(EXTENTS);
             assert!((share - f64::from(1 << lender) / 7.0).abs() < 0.02, "{lender}: {share}");
         }
         let choose = |index| weights.choose(FileKey(1), index, 0b111, u64::from).iter().collect::<Vec<_>>();

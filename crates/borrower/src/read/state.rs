@@ -429,7 +429,7 @@ impl ReadState {
                     let is_lost = queue.is_being_abandoned();
                     drop(queue);
                     // The lender has answered the put meanwhile, so it has the page. Not so if the
-                    // entry is void, as it is when the lender is lost.
+                    // entry is invalid, as it is when the lender is lost.
                     let is_there =
                         !is_lost && file.state.lock().names(id_of(file, index).index, |known| known == version);
                     *source = if is_there { Source::Lender(place, version) } else { Source::Backing };
@@ -589,8 +589,8 @@ impl ReadState {
         for (index, version) in self.gone.drain(..) {
             state.gone(index, version, Some(&ticket));
         }
-        let void = |index: u32, entry: Entry| core.catalog.void(file.key(), index, entry);
-        let is_good = state.end_read(&ticket, self.request, void);
+        let invalidated = |index: u32, entry: Entry| core.catalog.invalidated(file.key(), index, entry);
+        let is_good = state.end_read(&ticket, self.request, invalidated);
         core.catalog.account(state);
         if !is_good {
             core.metrics.reads_repeated.one();

@@ -177,7 +177,7 @@ impl Inode {
                 }
             }
             if passthrough.io_mode == IoMode::Passed && io_mode == IoMode::Cached {
-                borrower.doubt(file);
+                borrower.suspect(file);
             }
             if passthrough.io_mode != io_mode {
                 (passthrough.io_mode, passthrough.since) = (io_mode, Some(Instant::now()));

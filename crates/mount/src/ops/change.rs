@@ -207,7 +207,7 @@ impl Passthrough {
             false if is_new => Writers::None,
             false => {
                 let is_alone = || !open.writable && inode.device.is_local(fd) && nobody_else_writes(fd);
-                writers(file.beside_ctime_ns(stamp), now_ns(), is_alone)
+                writers(file.external_ctime_ns(stamp), now_ns(), is_alone)
             }
             true => Writers::Unasked,
         };
@@ -261,7 +261,7 @@ impl Passthrough {
         if changing.is_some() {
             let stamp = stamp_of(&now);
             let writers = match file.is_sure_of(stamp) {
-                false if writers(file.beside_ctime_ns(stamp), now_ns(), || false) == Writers::None => Writers::None,
+                false if writers(file.external_ctime_ns(stamp), now_ns(), || false) == Writers::None => Writers::None,
                 _ => Writers::Unasked,
             };
             self.borrower.observe(file, moment, stamp, writers);

@@ -272,7 +272,7 @@ impl Passthrough {
             fd,
             |_| match direct {
                 true => Change::Other { start: args.offset, end },
-                false if attempt.is_resent() => Change::Doubtful { start: args.offset, end },
+                false if attempt.is_resent() => Change::Suspect { start: args.offset, end },
                 false => Change::Buffered { offset: args.offset, len, request, writeback: from_cache },
             },
             |before, overtaken| {
@@ -482,7 +482,7 @@ impl Passthrough {
     fn writeback_failed(&self, inode: &Arc<Inode>) {
         let Some(file) = &inode.file else { return };
         let _changing = inode.changing.lock();
-        self.borrower.doubt(file);
+        self.borrower.suspect(file);
         inode.record_stamp();
         if let Some(number) = file.kernel_stale() {
             self.invalidations.request_all(inode, number);

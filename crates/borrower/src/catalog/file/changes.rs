@@ -52,26 +52,26 @@ impl FileState {
     }
 
     /// A change of the pages of `range` begins; `before` is the backing file's stamp. Calls
-    /// `voided` with each entry that the change voids.
+    /// `invalidated` with each entry that the change invalidates.
     pub fn begin_change(
         &mut self,
         range: PageRange,
         before: Stamp,
-        mut voided: impl FnMut(u32, Entry),
+        mut invalidated: impl FnMut(u32, Entry),
     ) -> ChangeTicket {
         // While another change is in progress, the stamp from before it is gone. So only the first
         // of overlapping changes can compare.
         if self.is_settled() && self.is_comparable() && self.stamp != Some(before) && keeps(Rule::Stamp) {
             self.end_is_unsure |= self.may_end_elsewhere(before);
-            self.changed_beside(&mut voided);
+            self.changed_externally(&mut invalidated);
             self.is_provisional = keeps(Rule::Settled);
             self.read_provisional = false;
-            self.beside_ctime_ns = before.ctime_ns;
+            self.external_ctime_ns = before.ctime_ns;
         }
         self.moved(range);
         self.active.push(Active { id: self.changes, range, quarantine: self.quarantine });
-        if keeps(Rule::Void) {
-            self.table.forget(range, voided);
+        if keeps(Rule::Invalidate) {
+            self.table.forget(range, invalidated);
         }
         ChangeTicket(self.changes)
     }
@@ -112,7 +112,7 @@ impl FileState {
                 let older = if keeps(Rule::Older) { quarantine } else { self.quarantine };
                 // Without room for an entry the pages stay quarantined: they will not be lent.
                 if has_room {
-                    self.lift(if keeps(Rule::Whole) { whole } else { touched }, older);
+                    self.clear_quarantine(if keeps(Rule::Whole) { whole } else { touched }, older);
                 }
                 // The write began behind the end of the file, so the gap now holds zeros. But the
                 // kernel's page may hold bytes in the gap that were stored through a mapping,
@@ -154,21 +154,21 @@ impl FileState {
 
     /// Compares the stamp `now` with the recorded one, if no change through the mount began or
     /// ended since `moment`. If the stamp differs, the file was changed externally: all entries are
-    /// voided. All that was read while an external writer may have been active is voided, too, once
-    /// `writers` shows it.
-    pub fn observe(&mut self, moment: u64, now: Stamp, writers: Writers, voided: impl FnMut(u32, Entry)) {
+    /// invalidated. All that was read while an external writer may have been active is invalidated,
+    /// too, once `writers` shows it.
+    pub fn observe(&mut self, moment: u64, now: Stamp, writers: Writers, invalidated: impl FnMut(u32, Entry)) {
         if !self.is_settled() || moment != self.moment() {
             return;
         }
         let is_other = self.stamp != Some(now);
         let is_looked_at = self.is_provisional && writers != Writers::Unasked;
-        let is_void = if is_other { self.is_comparable() && keeps(Rule::Stamp) } else { self.read_provisional };
+        let is_invalidated = if is_other { self.is_comparable() && keeps(Rule::Stamp) } else { self.read_provisional };
         if is_other {
-            self.beside_ctime_ns = now.ctime_ns;
+            self.external_ctime_ns = now.ctime_ns;
             self.end_is_unsure |= self.may_end_elsewhere(now);
         }
-        if (is_other || is_looked_at) && is_void {
-            self.changed_beside(voided);
+        if (is_other || is_looked_at) && is_invalidated {
+            self.changed_externally(invalidated);
         }
         if is_other || is_looked_at {
             self.stamp = Some(now);
@@ -185,8 +185,8 @@ impl FileState {
 
     /// `stamp` is the file's stamp now. Returns the ctime of the last external change, in
     /// nanoseconds since the epoch.
-    pub fn beside_ctime_ns(&self, stamp: Stamp) -> i128 {
-        if self.stamp == Some(stamp) { self.beside_ctime_ns } else { stamp.ctime_ns }
+    pub fn external_ctime_ns(&self, stamp: Stamp) -> i128 {
+        if self.stamp == Some(stamp) { self.external_ctime_ns } else { stamp.ctime_ns }
     }
 
     /// Returns whether the kernel may have another size than the backing file, because of an
@@ -209,12 +209,12 @@ impl FileState {
     /// returns the number to pass to [`FileState::kernel_dropped`] when the kernel has dropped all
     /// cached pages.
     pub fn kernel_stale(&self) -> Option<u64> {
-        (keeps(Rule::Drop) && self.changes_dropped < self.changes_beside).then_some(self.changes_beside)
+        (keeps(Rule::Drop) && self.external_changes_dropped < self.external_changes).then_some(self.external_changes)
     }
 
     /// The kernel has dropped all pages that it had cached when [`FileState::kernel_stale`]
     /// returned this number.
     pub fn kernel_dropped(&mut self, number: u64) {
-        self.changes_dropped = self.changes_dropped.max(number);
+        self.external_changes_dropped = self.external_changes_dropped.max(number);
     }
 }

@@ -33,7 +33,7 @@ impl FileState {
         self.read_provisional |= self.is_provisional;
         let raced = self.is_changing(range);
         let held = self.quarantines.iter().any(|held| held.range.overlaps(range));
-        let (mut lifted, mut in_groups) = (false, false);
+        let (mut cleared, mut in_groups) = (false, false);
         for wide_index in range.first..range.end {
             let Ok(index) = u32::try_from(wide_index) else {
                 sources.push(Source::Backing);
@@ -66,17 +66,17 @@ impl FileState {
             let sequential = sequential && !lending.lends(wide_index);
             // Without room for an entry the page stays quarantined: it will not be lent.
             if held && !raced && has_room && self.is_quarantined(index) {
-                lifted = true;
-                self.table.set(index, Entry::Absent { lifted: self.quarantine, sequential });
-            } else if let Entry::Absent { lifted, sequential: tagged } = entry
+                cleared = true;
+                self.table.set(index, Entry::Absent { cleared: self.quarantine, sequential });
+            } else if let Entry::Absent { cleared, sequential: tagged } = entry
                 && matches!(filter, Filter::Evicted(_))
                 && tagged != sequential
                 && (has_room || tagged)
             {
-                self.table.set(index, Entry::Absent { lifted, sequential });
+                self.table.set(index, Entry::Absent { cleared, sequential });
             }
         }
-        if lifted && keeps(Rule::Lift) {
+        if cleared && keeps(Rule::Clear) {
             self.taint(range, position, consumed);
         }
         let mut at = 0;
@@ -110,8 +110,8 @@ impl FileState {
     /// does not have it. `ticket` is the READ that found this out, if one did.
     pub fn gone(&mut self, index: u32, version: Version, ticket: Option<&ReadTicket>) {
         if self.names(index, |known| known == version) {
-            let lifted = ticket.filter(|ticket| !ticket.raced).map_or(0, |ticket| ticket.quarantine);
-            self.table.set(index, absent(lifted));
+            let cleared = ticket.filter(|ticket| !ticket.raced).map_or(0, |ticket| ticket.quarantine);
+            self.table.set(index, absent(cleared));
         }
     }
 
@@ -130,14 +130,14 @@ impl FileState {
     /// The READ, the kernel's `request`, is about to be answered. Returns false if a change came in
     /// between. Then the whole range must be read again from the backing file, and cached copies of
     /// the first answer are not trusted.
-    pub fn end_read(&mut self, ticket: &ReadTicket, request: u64, voided: impl FnMut(u32, Entry)) -> bool {
+    pub fn end_read(&mut self, ticket: &ReadTicket, request: u64, invalidated: impl FnMut(u32, Entry)) -> bool {
         self.reads = self.reads.saturating_sub(1);
         let moves = (self.changes - ticket.changes) as usize;
         let raced = ticket.raced
             || moves > self.recent.len()
             || keeps(Rule::Repeat) && self.recent.iter().rev().take(moves).any(|moved| moved.overlaps(ticket.range));
         if raced {
-            self.quarantine(ticket.range, voided);
+            self.quarantine(ticket.range, invalidated);
         } else if let Some(watch) = &mut self.watch {
             watch.read_answered(request, ticket.range);
         }

@@ -17,7 +17,7 @@ fn what_lay_at_the_edge_of_a_hole_is_not_believed_when_the_file_was_forgotten() 
 }
 
 #[test]
-fn the_end_that_the_kernel_believes_in_is_unsure_where_it_may_have_been_moved_beside() {
+fn the_end_that_the_kernel_believes_in_is_unsure_where_it_may_have_been_moved_externally() {
     let at = |ctime_ns, size_bytes| Stamp { size_bytes, mtime_ns: ctime_ns, ctime_ns };
     let observe = |state: &mut FileState, now| {
         state.observe(state.moment(), now, Writers::None, |_, _| {});
@@ -109,7 +109,7 @@ fn a_read_is_overtaken_by_changes_of_its_own_pages_only() {
 }
 
 #[test]
-fn writes_after_the_clock_was_set_back_are_no_changes_beside() {
+fn writes_after_the_clock_was_set_back_are_no_external_changes() {
     let at = |ctime_ns| Stamp { size_bytes: 1 << 30, mtime_ns: ctime_ns, ctime_ns };
     let place = Place { lender: 0, epoch: 0 };
     let mut state = FileState::default();
@@ -122,7 +122,7 @@ fn writes_after_the_clock_was_set_back_are_no_changes_beside() {
 }
 
 #[test]
-fn what_was_written_long_before_is_not_doubted_for_what_is_written_now() {
+fn what_was_written_long_before_is_not_suspected_for_what_is_written_now() {
     let stamp = Stamp { size_bytes: 1 << 30, mtime_ns: 1, ctime_ns: 1 };
     let mut state = FileState::default();
     let pages = TAINT_PAGES_MAX * 2;
@@ -136,7 +136,7 @@ fn what_was_written_long_before_is_not_doubted_for_what_is_written_now() {
 }
 
 #[test]
-fn a_write_lifts_a_quarantine_only_where_there_is_room() {
+fn a_write_clears_a_quarantine_only_where_there_is_room() {
     for has_room in [true, false] {
         let stamp = Stamp { size_bytes: PAGE_SIZE as u64, mtime_ns: 1, ctime_ns: 1 };
         let mut state = FileState::default();

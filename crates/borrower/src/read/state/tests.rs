@@ -141,7 +141,7 @@ fn what_was_not_answered_when_the_lender_was_lost_is_not_asked_for() {
 }
 
 #[test]
-fn what_was_abandoned_is_voided_and_dropped() {
+fn what_was_abandoned_is_invalidated_and_dropped() {
     let world = World::new(Sealing::Checksum(ChecksumKey::new([1; 32])));
     let (core, file) = (&world.core, &world.file);
     let (sent, mut reading) = world.send_and_read();

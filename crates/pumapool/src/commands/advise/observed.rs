@@ -129,8 +129,8 @@ impl Observed {
                 SeenKind::Added if written.contains(&(name, seen.index)) => {
                     self.counts.written += range.end - range.first;
                     keys.for_each(|key| {
-                        self.victims.voided(key);
-                        self.all.voided(key);
+                        self.victims.invalidated(key);
+                        self.all.invalidated(key);
                     });
                 }
                 SeenKind::Added => self.add(name, range),
@@ -153,8 +153,8 @@ impl Observed {
                 SeenKind::Invalidated => {
                     self.end_run_with(name, range);
                     keys.for_each(|key| {
-                        self.victims.voided(key);
-                        self.all.voided(key);
+                        self.victims.invalidated(key);
+                        self.all.invalidated(key);
                         self.sequential.remove(&key);
                     });
                 }
