@@ -282,7 +282,7 @@ hunt: test-deps build
 check: lint deny test book
 
 # What needs neither root nor long, for between two edits.
-FAST := -p page -p wire -p mrc -p sync -p os -p fuse -p discovery -p borrower -p lender
+FAST := -p page -p wire -p mrc -p locks -p os -p fuse -p discovery -p borrower -p lender
 check-fast: deps
 	$(CARGO) fmt --all --check
 	packaging/prose/check.py

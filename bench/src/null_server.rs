@@ -196,7 +196,7 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
 }
 
 /// Receives as many bytes as there is room for. A thread that polls yields the processor at each
-/// check, as the crate `sync` does.
+/// check, as the crate `locks` does.
 pub fn receive(stream: &mut TcpStream, bytes: &mut [u8], polls: bool) -> io::Result<()> {
     if !polls {
         return stream.read_exact(bytes);

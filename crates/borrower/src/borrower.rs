@@ -18,6 +18,7 @@ use crate::put::cgroups::Resolver;
 use crate::put::demoted::Demotion;
 use crate::read::race::Racers;
 use crate::under_way::{Disk, UnderWay};
+use locks::{Mutex, spinning};
 use page::seal::Sealing;
 use page::{ChecksumKey, FileKey, Page, PageId};
 use std::io;
@@ -25,7 +26,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use sync::{Mutex, spinning};
 use tap::{Eviction, EvictionSource, Positions};
 use wire::secure::Security;
 

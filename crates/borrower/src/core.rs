@@ -18,11 +18,11 @@ use crate::put::buffers::{Batch, Buffers, PutQueue};
 use crate::put::demoted::{Demoted, Demotion};
 use crate::put::groups::{Admission, Put};
 use crate::put::placement::Weights;
+use locks::atomic::{AtomicBool, AtomicU64, Ordering};
+use locks::{Condvar, Mutex};
 use page::seal::Sealing;
 use page::{ChecksumKey, FileKey, PAGE_SIZE, Page, PageId, PageRange};
 use std::sync::Arc;
-use sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use sync::{Condvar, Mutex};
 use tap::CopyHints;
 use wire::WireKey;
 

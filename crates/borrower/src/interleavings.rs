@@ -23,12 +23,12 @@ use crate::put::buffers::Batch;
 use crate::read::batch::ReadBatch;
 use crate::read::state::{Event, PageResult, ReadState, Response, Step};
 use crate::{File, FileIdentity, Stamp};
+use locks::shuttle::thread;
+use locks::{Condvar, Mutex};
 use page::{ChecksumKey, FileKey, PAGE_SIZE, Page, Version};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use sync::shuttle::thread;
-use sync::{Condvar, Mutex};
 use wire::WireKey;
 
 /// The number of schedules tried for each test, in each of two ways.
@@ -41,7 +41,7 @@ const GROUP: u8 = 1;
 const LIMIT: Duration = Duration::from_secs(1);
 
 fn check(run: impl Fn() + Send + Sync + 'static) {
-    sync::explore(SCHEDULES, run);
+    locks::explore(SCHEDULES, run);
 }
 
 /// One backing file, the kernel's cache of it, and a lender.

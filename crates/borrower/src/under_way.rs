@@ -2,9 +2,9 @@
 
 use crate::policy::hedging::{LATE_PERCENT, late_us};
 use crate::policy::latencies::{LatenciesBySize, Size};
+use locks::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use sync::Mutex;
 
 /// The number of operations of a kind in progress.
 #[derive(Default)]

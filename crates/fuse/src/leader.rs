@@ -24,6 +24,7 @@
 //! harmless. The invariant: at least one worker reads while another one waits for the lead.
 
 use crate::workforce::Workforce;
+use locks::spinning::{AdaptiveSpin, SPIN_MAX};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::{Cell, RefCell};
@@ -31,7 +32,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use sync::spinning::{AdaptiveSpin, SPIN_MAX};
 
 /// The time between two looks of the watcher: at first, and while all requests are quick. A request
 /// that blocks without a call of [`about_to_wait`] delays the next one for at most twice as long.

@@ -16,6 +16,7 @@ use crate::reply::Reply;
 use crate::request::{self, Operation, Request};
 use crate::workforce::{Starting, WorkforceChange};
 use crate::{Errno, mounting};
+use locks::spinning::{AdaptiveSpin, SPIN_MAX};
 use rustix::event::{PollFd, PollFlags};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,7 +24,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use sync::spinning::{AdaptiveSpin, SPIN_MAX};
 
 /// The largest WRITE and READ, in bytes. The kernel's own limit is 256 pages.
 pub const IO_BYTES_MAX: usize = 1 << 20;

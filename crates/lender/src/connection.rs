@@ -292,7 +292,7 @@ pub(crate) mod tests {
             let (shared, tenant) = (&self.connection.shared, self.connection.joined.tenant);
             let mut put = InFlightPut::begin(shared, tenant, items[..half].to_vec(), 1);
             for part in pages[..half].as_flattened().chunks(PAGE_SIZE * 2 / 3) {
-                sync::shuttle::thread::yield_now();
+                locks::shuttle::thread::yield_now();
                 put.pages.take(part);
             }
             put.store(&mut Vec::new());

@@ -20,11 +20,11 @@ use crate::connection::tests::Peer;
 use crate::housekeeping::{forget_left_behind, scan, shrink};
 use crate::shared::Shared;
 use crate::store::Store;
+use locks::shuttle::thread;
 use page::{FileKey, PAGE_SIZE, PageId, Version};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use sync::shuttle::thread;
 use wire::WireKey;
 use wire::address::Stream;
 
@@ -35,7 +35,7 @@ const CAPACITY_PAGES: u32 = 6;
 const GRACE: Duration = Duration::from_secs(3600);
 
 fn check(run: impl Fn() + Send + Sync + 'static) {
-    sync::explore(SCHEDULES, run);
+    locks::explore(SCHEDULES, run);
 }
 
 fn lender(grace: Duration) -> Arc<Shared> {

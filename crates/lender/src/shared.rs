@@ -4,13 +4,13 @@ use crate::rate_limit::{Limits, RateLimiter};
 use crate::sessions::Table;
 use crate::store::Store;
 use crate::whole::Whole;
+use locks::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use sync::{Condvar, Mutex};
 use wire::rate_limited_log::RateLimitedLog;
 use wire::secure::Security;
 

@@ -4,8 +4,8 @@
 //! found under another name. So a panic while it is locked ends the process. This costs nothing:
 //! borrowers read the lost pages from the disk instead.
 
+use locks::{Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
-use sync::{Mutex, MutexGuard};
 
 /// A locked value that is consistent whenever it is not locked.
 pub struct Whole<T>(Mutex<T>);

@@ -20,11 +20,11 @@ use crate::catalog::rules::{Rule, keeps};
 use crate::policy::gate::Passes;
 use crate::put::groups::Groups;
 use hashbrown::HashMap;
+use locks::atomic::{AtomicU32, AtomicU64, Ordering};
+use locks::{Condvar, Mutex, RwLock};
 use page::{FileKey, PageId, Version};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use sync::{Condvar, Mutex, RwLock};
 use tap::CopyHints;
 use wire::WireKey;
 
@@ -70,7 +70,7 @@ impl File {
     }
 
     /// Locks the state of the file's pages, for the driver of a [`crate::read::state::ReadState`].
-    pub fn lock(&self) -> sync::MutexGuard<'_, FileState> {
+    pub fn lock(&self) -> locks::MutexGuard<'_, FileState> {
         self.state.lock()
     }
 }

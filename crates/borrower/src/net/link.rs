@@ -25,13 +25,13 @@ use crate::policy::gate::{Gate, Measured, Passes, Reason, Took};
 use crate::policy::latencies::{LatenciesBySize, Size};
 use crate::put::placement;
 use crate::{Borrower, LenderAddress};
+use locks::spinning::AdaptiveSpin;
+use locks::{Condvar, Mutex};
 use report::LinkState;
 use std::io;
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use sync::spinning::AdaptiveSpin;
-use sync::{Condvar, Mutex};
 use wire::ITEMS_MAX;
 
 /// How long a link waits while another link leads to the same lender, and how often it checks

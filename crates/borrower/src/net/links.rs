@@ -6,11 +6,11 @@ use crate::net::link::session;
 use crate::net::link::{self, Link};
 use crate::policy::gate::Passes;
 use crate::{Borrower, LenderAddress};
+use locks::{Mutex, RwLock};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use sync::{Mutex, RwLock};
 use wire::address::Address;
 use wire::confined::{self, Work, confine};
 

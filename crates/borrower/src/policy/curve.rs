@@ -3,11 +3,11 @@
 //!
 //! Once there are many pages, only few of them are sampled. All others cost a hash, and no lock.
 
+use locks::Mutex;
+use locks::atomic::{AtomicU64, Ordering};
 use mrc::{Key, Victims};
 use page::{FileKey, PAGE_SIZE, PageRange};
 use report::CurvePoint;
-use sync::Mutex;
-use sync::atomic::{AtomicU64, Ordering};
 
 /// The smallest pool size in the curve: 16 MiB.
 const BYTES_MIN: u64 = 16 << 20;

@@ -5,7 +5,7 @@
 //! alone does not pay. Hedges are limited to a few per cent of all gets, so a lender that becomes
 //! slow does not double the disk's load. The gate handles that case.
 
-use sync::atomic::{AtomicU32, Ordering};
+use locks::atomic::{AtomicU32, Ordering};
 
 /// A get is late when it takes longer than this percentage of the reads of the backing directory.
 pub const LATE_PERCENT: u32 = 95;

@@ -24,11 +24,11 @@
 use crate::policy::curve::Watched;
 use crate::policy::streams::Looked;
 use crate::put::placement::EXTENT_PAGES;
+use locks::Mutex;
+use locks::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use mrc::Victims;
 use page::{FileKey, PageRange};
 use std::time::Duration;
-use sync::Mutex;
-use sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The number of pages in the sample. It is smaller than for a curve, because the only question is
 /// whether most of a file fits. It takes 0.3 MiB.

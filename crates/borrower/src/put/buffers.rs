@@ -7,12 +7,12 @@
 //! only a cache. The lenders share the buffers, each up to its share. So a lender that is stuck
 //! does not take the buffers of the others.
 
+use locks::{Condvar, Mutex};
 use page::{PAGE_SIZE, Page, PageId, Version};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use sync::{Condvar, Mutex};
 use wire::{PutItem, WireKey};
 use zerocopy::little_endian::U64;
 

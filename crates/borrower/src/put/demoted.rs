@@ -9,9 +9,9 @@
 
 use crate::catalog::entry::HASH_MAX;
 use hashbrown::HashMap;
+use locks::{Condvar, Mutex};
 use page::{ChecksumKey, FileKey, Page, PageId, PageRange, Version};
 use std::time::Duration;
-use sync::{Condvar, Mutex};
 
 /// The maximum number of pages that wait, of all guests: 16 MiB.
 pub const WAITING_PAGES_MAX: usize = 4096;

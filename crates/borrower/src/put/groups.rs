@@ -14,10 +14,10 @@
 //! Pure logic: no I/O, no clock; time is counted in evictions. The invariant: a page that is given
 //! up here is given up at its lender, too. Wrong counts cost hits, never correctness.
 
+use locks::Mutex;
+use locks::atomic::{AtomicU32, AtomicU64, Ordering};
 use page::{PageId, Version};
 use std::collections::VecDeque;
-use sync::Mutex;
-use sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The number of group numbers: 0 is none, and the others identify groups. An entry has six bits
 /// for them.

@@ -12,9 +12,9 @@ use crate::catalog::File;
 use crate::catalog::file::FileState;
 use crate::core::Core;
 use crate::read::state::{Event, ReadState, Response, Step};
+use locks::MutexGuard;
 use page::PAGE_SIZE;
 use std::ops::Range;
-use sync::MutexGuard;
 use wire::{ITEMS_MAX, WireKey};
 
 /// The maximum number of READs of a batch.

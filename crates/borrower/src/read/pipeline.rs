@@ -14,6 +14,7 @@ use crate::read::race::Race;
 use crate::read::state::{PageResult, RacedRead, Response};
 use crate::under_way::OneUnderWay;
 use crate::{BackingFile, Borrower, ReadRequest, Reads};
+use locks::spinning::SPIN_MAX;
 use page::PAGE_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -21,7 +22,6 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use sync::spinning::SPIN_MAX;
 use wire::WireKey;
 
 /// The number of pages of a message. They are copied, sent and verified in some tens of

@@ -2,13 +2,13 @@
 //! the thread that waits for the get must go on waiting.
 
 use crate::BackingFile;
+use locks::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use sync::{Condvar, Mutex};
 
 /// The maximum number of reads at once. Further gets are not raced: gets are late together when the
 /// lender is slow, and then the gate has to close.

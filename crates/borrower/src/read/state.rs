@@ -24,10 +24,10 @@ use crate::catalog::rules::{Rule, keeps};
 use crate::core::Core;
 use crate::policy::stream_room::Origin;
 use crate::put::demoted::Demoted;
+use locks::MutexGuard;
 use page::{PAGE_SIZE, Page, PageId, PageRange, Version};
 use std::ops::Range;
 use std::time::Duration;
-use sync::MutexGuard;
 use wire::{ITEMS_MAX, WireKey};
 
 /// How often a READ is repeated because its pages changed meanwhile. After that, the driver blocks
