@@ -74,7 +74,7 @@ pub struct Borrower {
     pub(crate) reads_below: UnderWay,
     pub(crate) exchanges: UnderWay,
     pub(crate) get_times: Histogram,
-    pub(crate) below_times: Histogram,
+    pub(crate) backing_times: Histogram,
     pub(crate) checksum_key: [u8; 32],
     /// The key, or none, that connections begin with from now on.
     pub(crate) security: Mutex<Security>,
@@ -133,7 +133,7 @@ impl Borrower {
             reads_below: UnderWay::default(),
             exchanges: UnderWay::default(),
             get_times: Histogram::default(),
-            below_times: Histogram::default(),
+            backing_times: Histogram::default(),
             checksum_key,
             positions: source.as_ref().map(|source| source.positions()),
             tap_counters: Mutex::default(),
@@ -349,7 +349,7 @@ impl Borrower {
 
     /// Returns the times of gets, and of reads of the backing directory.
     pub fn latencies(&self) -> report::Latencies {
-        report::Latencies { get: self.get_times.read(), below: self.below_times.read() }
+        report::Latencies { get: self.get_times.read(), below: self.backing_times.read() }
     }
 
     /// Returns the catalog's totals.

@@ -50,7 +50,7 @@ struct World {
     file: Arc<File>,
     /// The content of each page of the backing file, a number that only grows, and the number of
     /// changes.
-    below: Mutex<([u64; PAGES], u64)>,
+    backing: Mutex<([u64; PAGES], u64)>,
     /// The kernel's copies. A lock stands for the page's lock, or for references that keep it in
     /// the cache.
     cached: [Mutex<Option<u64>>; PAGES],
@@ -92,7 +92,7 @@ impl World {
         Arc::new(World {
             core,
             file,
-            below: Mutex::new(([1; PAGES], 1)),
+            backing: Mutex::new(([1; PAGES], 1)),
             cached: [Mutex::default(), Mutex::default()],
             stream: Mutex::default(),
             lent: Mutex::default(),
@@ -103,7 +103,7 @@ impl World {
     }
 
     fn stamp(&self) -> Stamp {
-        let changes = self.below.lock().1;
+        let changes = self.backing.lock().1;
         Stamp { size_bytes: SIZE_BYTES, mtime_ns: changes.into(), ctime_ns: changes.into() }
     }
 
@@ -113,10 +113,10 @@ impl World {
     }
 
     fn apply(&self, at: usize) -> u64 {
-        let mut below = self.below.lock();
-        below.0[at] += 1;
-        below.1 += 1;
-        below.0[at]
+        let mut backing = self.backing.lock();
+        backing.0[at] += 1;
+        backing.1 += 1;
+        backing.0[at]
     }
 
     /// A program writes a page through the page cache.
@@ -124,7 +124,7 @@ impl World {
         let mut cached = self.cached[at].lock();
         let offset = (at * PAGE_SIZE) as u64;
         let change = Change::Buffered { offset, len: PAGE_SIZE as u64, request, writeback: false };
-        *cached = Some(self.below.lock().0[at] + 1);
+        *cached = Some(self.backing.lock().0[at] + 1);
         let changing = self.core.begin_change(&self.file, change, self.stamp());
         assert_eq!(Some(self.apply(at)), *cached);
         let after = self.stamp();
@@ -159,7 +159,7 @@ impl World {
     fn answer(&self, at: usize, request: u64) -> u64 {
         let (mut reading, mut buf) = (ReadState::default(), vec![0xee; PAGE_SIZE]);
         reading.start(request, (at * PAGE_SIZE) as u64, buf.len());
-        let earliest = self.below.lock().0[at];
+        let earliest = self.backing.lock().0[at];
         self.drive(&mut reading, at, earliest, &mut buf)
     }
 
@@ -186,11 +186,11 @@ impl World {
                     Event::Responded(Response::Answered(&got))
                 }
                 Step::ReadBacking(_) => {
-                    buf.copy_from_slice(&page(self.below.lock().0[at]));
+                    buf.copy_from_slice(&page(self.backing.lock().0[at]));
                     Event::Read(PAGE_SIZE)
                 }
                 Step::ReadBackingLocked(state) => {
-                    buf.copy_from_slice(&page(self.below.lock().0[at]));
+                    buf.copy_from_slice(&page(self.backing.lock().0[at]));
                     Event::ReadLocked(state, PAGE_SIZE)
                 }
                 Step::Look => Event::Looked(self.stamp()),
@@ -199,7 +199,7 @@ impl World {
                 Step::Failed => unreachable!("the backing file can be read"),
             };
         }
-        let (read, latest) = (content(buf), self.below.lock().0[at]);
+        let (read, latest) = (content(buf), self.backing.lock().0[at]);
         assert!((earliest..=latest).contains(&read), "page {at}: read {read}, the file held {earliest} to {latest}");
         read
     }
@@ -224,7 +224,7 @@ impl World {
     fn read_together(&self, request: u64) {
         let mut cached: Vec<_> = self.cached.iter().map(Mutex::lock).collect();
         let missing: Vec<usize> = (0..PAGES).filter(|at| cached[*at].is_none()).collect();
-        let earliest = self.below.lock().0;
+        let earliest = self.backing.lock().0;
         let (mut batch, mut buf) = (ReadBatch::default(), vec![0xee; PAGES * PAGE_SIZE]);
         let mut joined = 0;
         for at in &missing {
@@ -318,7 +318,11 @@ impl World {
         self.take_answers();
         for at in 0..PAGES {
             for request in [900, 902] {
-                assert_eq!(self.read(at, request), self.below.lock().0[at], "the kernel's copy of page {at} is stale");
+                assert_eq!(
+                    self.read(at, request),
+                    self.backing.lock().0[at],
+                    "the kernel's copy of page {at} is stale"
+                );
                 self.check_account();
                 self.evict(at);
                 self.take_events();

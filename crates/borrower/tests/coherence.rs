@@ -46,17 +46,17 @@ enum Phase {
 }
 
 /// The rates of events, per mille: each seed draws its own, from calm to rough.
-struct Weather {
+struct ChangeRates {
     writes: u32,
     others: u32,
     external: u32,
 }
 
 struct Model {
-    weather: Weather,
+    rates: ChangeRates,
     random: fastrand::Rng,
     state: FileState,
-    below: Vec<u64>,
+    backing: Vec<u64>,
     clock: i128,
     cache: Vec<Option<Cached>>,
     /// Pages that a READ has locked, or that wait for writeback: no other READ or write touches
@@ -82,7 +82,7 @@ struct Model {
 impl Model {
     fn new(seed: u64) -> Model {
         let mut random = fastrand::Rng::with_seed(seed);
-        let weather = Weather {
+        let rates = ChangeRates {
             writes: random.u32(1..100),
             others: random.u32(0..20),
             // After an external change buffered writes are not trusted. So half of the runs have
@@ -90,10 +90,10 @@ impl Model {
             external: random.choice([0, 5]).unwrap_or(0),
         };
         let mut model = Model {
-            weather,
+            rates,
             random,
             state: FileState::default(),
-            below: vec![0; PAGES as usize],
+            backing: vec![0; PAGES as usize],
             clock: 1,
             cache: vec![None; PAGES as usize],
             locked: vec![false; PAGES as usize],
@@ -131,7 +131,7 @@ impl Model {
     }
 
     fn step(&mut self) {
-        let &Weather { writes, others, external } = &self.weather;
+        let &ChangeRates { writes, others, external } = &self.rates;
         match self.random.u32(0..1000) {
             draw if draw < writes => self.start_write(),
             draw if draw < writes + others => self.start_other(),
@@ -273,7 +273,7 @@ impl Model {
         let range = self.some_range();
         self.contents += 1;
         self.clock += 1;
-        (range.first..range.end).for_each(|index| self.below[index as usize] = self.contents);
+        (range.first..range.end).for_each(|index| self.backing[index as usize] = self.contents);
         let moment = self.state.moment();
         let stamp = self.stamp();
         self.state.observe(moment, stamp, Writers::None, |_, _| {});
@@ -311,7 +311,7 @@ impl Model {
                                 }
                                 pages.push(content);
                             }
-                            None => pages.push(self.below[index as usize]),
+                            None => pages.push(self.backing[index as usize]),
                         }
                     }
                     *fetched = Some(pages);
@@ -320,7 +320,7 @@ impl Model {
                     finished = true;
                     if self.state.end_read(ticket, 0, |_, _| {}) {
                         for (index, content) in (range.first..range.end).zip(pages.iter()) {
-                            assert_eq!(*content, self.below[index as usize], "stale page {index}");
+                            assert_eq!(*content, self.backing[index as usize], "stale page {index}");
                             self.cache[index as usize] = Some(Cached { content: *content, pins: 0 });
                             self.locked[index as usize] = false;
                         }
@@ -337,7 +337,7 @@ impl Model {
             Doing::Write { range, content, pinned, phase } => match std::mem::replace(phase, Phase::Queued) {
                 Phase::Queued => *phase = Phase::Begun(self.state.begin_change(*range, stamp, |_, _| {})),
                 Phase::Begun(ticket) => {
-                    (range.first..range.end).for_each(|index| self.below[index as usize] = *content);
+                    (range.first..range.end).for_each(|index| self.backing[index as usize] = *content);
                     self.clock += 1;
                     *phase = Phase::Applied(ticket);
                 }
@@ -367,7 +367,7 @@ impl Model {
             Doing::Other { range, content, phase } => match std::mem::replace(phase, Phase::Answered) {
                 Phase::Queued => *phase = Phase::Begun(self.state.begin_change(*range, stamp, |_, _| {})),
                 Phase::Begun(ticket) => {
-                    (range.first..range.end).for_each(|index| self.below[index as usize] = *content);
+                    (range.first..range.end).for_each(|index| self.backing[index as usize] = *content);
                     self.clock += 1;
                     *phase = Phase::Applied(ticket);
                 }

@@ -53,12 +53,12 @@ fn a_lender_with_broken_memory_is_abandoned() {
     println!("seed {seed}");
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     lender.behave(Manner::FlipsABit);
-    let below = Arc::new(InMemory::new(bytes));
+    let backing = Arc::new(InMemory::new(bytes));
     let address = [address];
     let borrower = start(&address, None);
     let file = borrower.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
     let read = || {
-        assert!(read(&borrower, &file, &below, &[0], PAGES * PAGE_SIZE)[0] == below.bytes());
+        assert!(read(&borrower, &file, &backing, &[0], PAGES * PAGE_SIZE)[0] == backing.bytes());
         assert!(testbed::wait_until(PATIENCE, || borrower.puts_under_way() == 0));
     };
     wait_for(&borrower, "lender", |lenders| lenders[0].state == LinkState::Used);
@@ -96,13 +96,13 @@ fn a_lender_in_the_place_of_a_slow_one_is_used() {
     let borrower = start(&[slow], Some(gate));
     wait_for(&borrower, "closed gate", |lenders| lenders[0].state == LinkState::Bypassed);
     borrower.set_lenders(&[fast]);
-    let below = Arc::new(InMemory::new(vec![7; PAGE_SIZE]));
+    let backing = Arc::new(InMemory::new(vec![7; PAGE_SIZE]));
     let has_lent = || {
         let lender = &borrower.lenders()[0];
         // Another file each time, because a file that was tried once is not tried again.
         let inode = borrower.census().files + 1;
         let file = borrower.adopt(FileIdentity { device: 1, inode, generation: 1 });
-        read(&borrower, &file, &below, &[0], PAGE_SIZE);
+        read(&borrower, &file, &backing, &[0], PAGE_SIZE);
         assert_eq!(lender.number, 0, "it has the number of the slow one");
         lender.put_pages > 0
     };
@@ -143,13 +143,13 @@ fn two_addresses_of_one_lender_are_one_lender() {
 
 /// Reads new files, four pages each, until each lender has got some puts.
 fn lend(borrower: &Arc<Borrower>, inodes: &mut Range<u64>) {
-    let below = Arc::new(InMemory::new(vec![7; 4 * PAGE_SIZE]));
+    let backing = Arc::new(InMemory::new(vec![7; 4 * PAGE_SIZE]));
     let before: Vec<u64> = borrower.lenders().iter().map(|lender| lender.put_pages).collect();
     let has_grown = || borrower.lenders().iter().zip(&before).all(|(lender, before)| lender.put_pages > *before);
     while !has_grown() {
         let inode = inodes.next().expect("enough files");
         let file = borrower.adopt(FileIdentity { device: 1, inode, generation: 1 });
-        assert!(read(borrower, &file, &below, &[0], 4 * PAGE_SIZE)[0] == below.bytes());
+        assert!(read(borrower, &file, &backing, &[0], 4 * PAGE_SIZE)[0] == backing.bytes());
         assert!(testbed::wait_until(PATIENCE, || borrower.puts_under_way() == 0));
     }
 }

@@ -104,8 +104,8 @@ fn a_tap_that_fails_does_not_drain_the_pool() {
         let mut bytes = vec![0; PAGES * PAGE_SIZE];
         fastrand::Rng::with_seed(seed).fill(&mut bytes);
         let file = borrower.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
-        let below = Arc::new(InMemory::new(bytes.clone()));
-        let read = || assert!(read(&borrower, &file, &below, &[0], bytes.len())[0] == bytes);
+        let backing = Arc::new(InMemory::new(bytes.clone()));
+        let read = || assert!(read(&borrower, &file, &backing, &[0], bytes.len())[0] == bytes);
         let lent = || {
             assert!(testbed::wait_until(PATIENCE, || borrower.puts_under_way() == 0));
             borrower.census().live_pages
@@ -134,7 +134,7 @@ fn a_tap_that_fails_does_not_drain_the_pool() {
         // A file that was not lent yet.
         let other = borrower.adopt(FileIdentity { device: 1, inode: 2, generation: 1 });
         borrower.set_borrowing(true);
-        assert!(odd_lender::read(&borrower, &other, &below, &[0], bytes.len())[0] == bytes);
+        assert!(odd_lender::read(&borrower, &other, &backing, &[0], bytes.len())[0] == bytes);
         assert_eq!(lent(), if may_fill_on_read { 2 * PAGES as u64 } else { PAGES as u64 });
         assert_eq!(borrower.is_borrowing(), may_fill_on_read);
         borrower.stop();

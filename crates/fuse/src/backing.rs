@@ -1,7 +1,7 @@
 //! Passthrough (Linux 6.9): registers backing files with the kernel, which then reads and writes
 //! open files there by itself, without the daemon.
 //!
-//! The guarantees of passthrough are described in `mount`'s `passing.rs`.
+//! The guarantees of passthrough are described in `mount`'s `passthrough.rs`.
 
 use crate::Errno;
 use crate::abi::{BackingMap, DEV_IOC_BACKING_CLOSE, DEV_IOC_BACKING_OPEN};

@@ -135,7 +135,7 @@ impl Write for Place {
             }
         }
         if BOUNDED.load(Ordering::Relaxed) {
-            begin_anew_beyond(stderr(), LOG_BYTES_MAX);
+            empty_beyond(stderr(), LOG_BYTES_MAX);
         }
         io::stderr().write(line)
     }
@@ -147,7 +147,7 @@ impl Write for Place {
 
 /// Empties a file that has grown beyond the limit. An error here must not prevent the line from
 /// being written.
-fn begin_anew_beyond(log: impl std::os::fd::AsFd, bytes_max: i64) {
+fn empty_beyond(log: impl std::os::fd::AsFd, bytes_max: i64) {
     if fstat(&log).is_ok_and(|found| found.st_size >= bytes_max) {
         let _ = ftruncate(&log, 0);
     }
@@ -158,12 +158,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_begins_anew_and_is_appended_to() {
+    fn a_log_is_emptied_and_is_appended_to() {
         let scratch = testbed::Scratch::new("log").unwrap();
         let path = scratch.path().join("log");
         let mut log = std::fs::File::options().create(true).append(true).open(&path).unwrap();
         for line in 0..1000 {
-            begin_anew_beyond(&log, 100);
+            empty_beyond(&log, 100);
             writeln!(log, "line {line:04}").unwrap();
             assert!(std::fs::metadata(&path).unwrap().len() < 110);
         }

@@ -453,9 +453,9 @@ fn a_lender_that_lies_about_what_it_kept_does_no_harm() {
 }
 
 /// A file as the borrower sees it.
-struct Below(fs::File);
+struct OneFile(fs::File);
 
-impl borrower::BackingFile for Below {
+impl borrower::BackingFile for OneFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<usize> {
         self.0.read_at(buf, offset)
     }
@@ -467,12 +467,12 @@ impl borrower::BackingFile for Below {
 
 /// One READ of a file from its beginning, and its answer.
 struct OneRead {
-    asked: Option<borrower::ReadRequest<Below>>,
+    asked: Option<borrower::ReadRequest<OneFile>>,
     answer: Vec<u8>,
 }
 
-impl borrower::Reads<Below> for OneRead {
-    fn next(&mut self) -> Option<borrower::ReadRequest<Below>> {
+impl borrower::Reads<OneFile> for OneRead {
+    fn next(&mut self) -> Option<borrower::ReadRequest<OneFile>> {
         self.asked.take()
     }
 
@@ -487,7 +487,7 @@ fn a_successor_resumes_the_session() {
         let scratch = Scratch::new("a_successor_resumes_the_session").unwrap();
         let path = scratch.path().join("file");
         let bytes = write_pages(&path, 64, 15);
-        let below = std::sync::Arc::new(Below(fs::File::open(&path).unwrap()));
+        let backing = std::sync::Arc::new(OneFile(fs::File::open(&path).unwrap()));
         let lender = tcp_lender("600");
         stalls.add(lender.process.pid());
         stalls.add(std::process::id());
@@ -507,8 +507,8 @@ fn a_successor_resumes_the_session() {
         };
         let read = |borrower: &borrower::Borrower| {
             let file = borrower.adopt(borrower::FileIdentity { device: 1, inode: 1, generation: 1 });
-            let (below, len) = (below.clone(), bytes.len());
-            let asked = Some(borrower::ReadRequest { file, below, request: 1, offset: 0, len });
+            let (backing, len) = (backing.clone(), bytes.len());
+            let asked = Some(borrower::ReadRequest { file, backing, request: 1, offset: 0, len });
             let mut read = OneRead { asked, answer: Vec::new() };
             borrower.read_all(&mut read, &mut vec![0; len]);
             assert!(read.answer == bytes);

@@ -94,11 +94,11 @@ pub enum Source {
 /// Returns the next range of pages, from `at` on, that one request reads from the backing file:
 /// pages without another source, and short gaps between them.
 pub(crate) fn next_run(sources: &[Source], at: usize) -> Option<Range<usize>> {
-    let below = |source: &Source| *source == Source::Backing;
-    let first = at + sources[at..].iter().position(below)?;
+    let backing = |source: &Source| *source == Source::Backing;
+    let first = at + sources[at..].iter().position(backing)?;
     let mut end = first + 1;
     for (at, source) in sources.iter().enumerate().skip(end) {
-        if below(source) {
+        if backing(source) {
             end = at + 1;
         } else if at - end == GAP_PAGES_MAX {
             break;

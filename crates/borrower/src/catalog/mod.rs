@@ -316,28 +316,28 @@ impl Catalog {
             .map_or(LenderWord::default(), |lender| LenderWord(lender.word.load(Ordering::Acquire)))
     }
 
-    fn turn(&self, lender: u8, turn: impl Fn(LenderWord) -> Option<LenderWord>) -> bool {
+    fn transition(&self, lender: u8, to: impl Fn(LenderWord) -> Option<LenderWord>) -> bool {
         let word = &self.lenders[usize::from(lender)].word;
-        word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| turn(LenderWord(word)).map(|word| word.0)).is_ok()
+        word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| to(LenderWord(word)).map(|word| word.0)).is_ok()
     }
 
     /// The lender can be used from now on, and has no pages yet. Returns false if it is up or
     /// suspended already.
     pub fn lender_up(&self, lender: u8) -> bool {
-        self.turn(lender, LenderWord::up)
+        self.transition(lender, LenderWord::up)
     }
 
     /// The connection is lost. The lender's pages are of no use until [`Catalog::lender_resume`],
     /// and are remembered until [`Catalog::lender_lost`].
     pub fn lender_suspend(&self, lender: u8) -> bool {
-        self.turn(lender, LenderWord::suspend)
+        self.transition(lender, LenderWord::suspend)
     }
 
     /// The lender is back and has kept the session. Entries that are still present are current,
     /// because every change meanwhile has invalidated the entries of its pages. Returns false if
     /// the lender was not suspended: then no earlier page may be requested.
     pub fn lender_resume(&self, lender: u8) -> bool {
-        self.turn(lender, LenderWord::resume)
+        self.transition(lender, LenderWord::resume)
     }
 
     /// The lender is lost, with all its pages. Its epoch is incremented; no scan is needed. Returns
@@ -348,12 +348,12 @@ impl Catalog {
 
     /// A suspended lender is lost, with all its pages. Returns false if the lender is up, or was
     /// down already.
-    pub(crate) fn lender_lost_if_away(&self, lender: u8) -> bool {
+    pub(crate) fn lender_lost_if_suspended(&self, lender: u8) -> bool {
         self.lose(lender, |word| word.is_suspended().then(|| word.lost()).flatten())
     }
 
-    fn lose(&self, lender: u8, turn: impl Fn(LenderWord) -> Option<LenderWord>) -> bool {
-        let lost = self.turn(lender, turn);
+    fn lose(&self, lender: u8, to: impl Fn(LenderWord) -> Option<LenderWord>) -> bool {
+        let lost = self.transition(lender, to);
         if lost {
             *self.lenders[usize::from(lender)].drops.lock() = Vec::new();
         }
@@ -362,7 +362,7 @@ impl Catalog {
 
     /// Records what the lender's gate lets through from now on. Returns false if nothing changed.
     pub fn lender_gate(&self, lender: u8, passes: Passes) -> bool {
-        self.turn(lender, |word| word.gate(passes))
+        self.transition(lender, |word| word.gate(passes))
     }
 
     /// Returns whether the lender is connected, used or not.
@@ -378,7 +378,7 @@ impl Catalog {
     /// A predecessor left a session with pages at the lender. Entries that are restored under that
     /// epoch become valid once the session is resumed.
     pub(crate) fn lender_expect(&self, lender: u8, epoch: u8) -> bool {
-        self.turn(lender, |word| word.expect(epoch))
+        self.transition(lender, |word| word.expect(epoch))
     }
 
     /// Returns the lender's epoch, in any state.

@@ -53,7 +53,7 @@ fn the_file_that_was_not_used_for_longest_is_forgotten_first() {
 }
 
 #[test]
-fn keys_begin_anew_behind_the_last_one() {
+fn keys_start_again_behind_the_last_one() {
     let catalog = Catalog::new(1, u64::MAX);
     catalog.keys_from(FileKey(u32::MAX));
     let keys = [1, 2, 3].map(|inode| catalog.adopt(identity(inode)).key());

@@ -141,7 +141,7 @@ impl Streams {
 
     /// Records the sources of a READ that was passed to [`Streams::note`]: `pages` pages came from
     /// the disk, and `lent_pages` from lenders.
-    pub(crate) fn read_below(&mut self, pages: u64, lent_pages: u64, is_sequential: bool) {
+    pub(crate) fn read_backing(&mut self, pages: u64, lent_pages: u64, is_sequential: bool) {
         if is_sequential {
             // Pages from lenders are not read from the disk each time. So all but a few of them
             // reset the count of passes.
@@ -325,7 +325,7 @@ mod tests {
         fn pass(streams: &mut Streams) {
             for at in (0..FILE_PAGES).step_by(256) {
                 let is_sequential = streams.note(window(at, 256));
-                streams.read_below(256, 0, is_sequential);
+                streams.read_backing(256, 0, is_sequential);
             }
         }
         let mut streams = Streams::default();
@@ -333,7 +333,7 @@ mod tests {
         assert!(!streams.are_all(FILE_PAGES));
         pass(&mut streams);
         assert!(streams.are_all(FILE_PAGES) && !streams.are_all(2 * FILE_PAGES));
-        streams.read_below(FILE_PAGES / 2, 0, false);
+        streams.read_backing(FILE_PAGES / 2, 0, false);
         assert!(!streams.are_all(FILE_PAGES), "a fifth was read otherwise");
         streams.forget_passes();
         assert!(!streams.are_all(FILE_PAGES) && !streams.are_all(0));
@@ -341,16 +341,16 @@ mod tests {
         // work.
         for _ in 0..2 {
             pass(&mut streams);
-            (0..FILE_PAGES / 256 * 4).for_each(|_| streams.read_below(1, 0, false));
+            (0..FILE_PAGES / 256 * 4).for_each(|_| streams.read_backing(1, 0, false));
         }
         assert!(!streams.are_all(FILE_PAGES));
         streams.forget_passes();
         (0..3).for_each(|_| pass(&mut streams));
         assert!(streams.are_all(FILE_PAGES));
         // A few pages are at a lender, then a large part.
-        streams.read_below(0, FILE_PAGES / 100, true);
+        streams.read_backing(0, FILE_PAGES / 100, true);
         assert!(streams.are_all(FILE_PAGES));
-        streams.read_below(0, FILE_PAGES / 4, true);
+        streams.read_backing(0, FILE_PAGES / 4, true);
         assert!(!streams.are_all(FILE_PAGES));
         (0..2).for_each(|_| pass(&mut streams));
         assert!(streams.are_all(FILE_PAGES));

@@ -19,7 +19,7 @@ pub struct ReadRequest<B> {
     /// The file.
     pub file: Arc<File>,
     /// The backing file.
-    pub below: Arc<B>,
+    pub backing: Arc<B>,
     /// The kernel's number of the request.
     pub request: u64,
     /// The first byte.
@@ -48,20 +48,20 @@ impl<B: BackingFile> ReadDriver<'_, B> {
         got: &mut Vec<PageResult>,
         buf: &mut [u8],
     ) -> io::Result<usize> {
-        let (core, ReadRequest { file, below, offset, .. }) = (&self.borrower.core, self.read);
+        let (core, ReadRequest { file, backing, offset, .. }) = (&self.borrower.core, self.read);
         let begun = Instant::now();
         let mut pipeline: Option<Pipeline> = None;
         let mut asked = (0, false);
         let mut event = Event::Go;
         let error = loop {
             let step = reading.step(core, file, event, buf);
-            if let Some(asking) = &pipeline {
-                asking.returned_bad(reading.take_bad_pages());
+            if let Some(pipeline) = &pipeline {
+                pipeline.returned_bad(reading.take_bad_pages());
             }
             if !matches!(step, Step::Receive)
-                && let Some(asking) = pipeline.take()
+                && let Some(pipeline) = pipeline.take()
             {
-                asking.end(Some(asked));
+                pipeline.end(Some(asked));
             }
             event = match step {
                 Step::Begin => {
@@ -77,29 +77,31 @@ impl<B: BackingFile> ReadDriver<'_, B> {
                 Step::Fill => Event::Fill,
                 Step::Ask(lender) => {
                     asked = (reading.request().len(), reading.is_sequential());
-                    let asking = pipeline.insert(Pipeline::with(self.borrower, lender));
-                    asking.ask(reading.request());
+                    let pipeline = pipeline.insert(Pipeline::with(self.borrower, lender));
+                    pipeline.ask(reading.request());
                     Event::Asked
                 }
                 Step::Receive => {
-                    let Some(asking) = &mut pipeline else { unreachable!("a request was sent") };
+                    let Some(pipeline) = &mut pipeline else { unreachable!("a request was sent") };
                     let places = reading.unanswered();
-                    Event::Responded(asking.receive(worker, self.read, 0..buf.len(), places, got, buf))
+                    Event::Responded(pipeline.receive(worker, self.read, 0..buf.len(), places, got, buf))
                 }
                 Step::ReadBacking(part) => {
                     let at = offset + part.start as u64;
                     let read =
-                        worker.may_wait().and_then(|()| self.read_below(reading.is_sequential(), &mut buf[part], at));
+                        worker.may_wait().and_then(|()| self.read_backing(reading.is_sequential(), &mut buf[part], at));
                     match read {
                         Ok(read) => Event::Read(read),
                         Err(error) => break error,
                     }
                 }
-                Step::ReadBackingLocked(state) => match worker.may_wait().and_then(|()| below.read_at(buf, *offset)) {
-                    Ok(read) => Event::ReadLocked(state, read),
-                    Err(error) => break error,
-                },
-                Step::Look => match below.stamp() {
+                Step::ReadBackingLocked(state) => {
+                    match worker.may_wait().and_then(|()| backing.read_at(buf, *offset)) {
+                        Ok(read) => Event::ReadLocked(state, read),
+                        Err(error) => break error,
+                    }
+                }
+                Step::Look => match backing.stamp() {
                     Ok(stamp) => Event::Looked(stamp),
                     Err(error) => break error,
                 },
@@ -122,12 +124,12 @@ impl<B: BackingFile> ReadDriver<'_, B> {
     }
 
     /// Reads the backing file, and records how long that takes.
-    fn read_below(&self, is_sequential: bool, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+    fn read_backing(&self, is_sequential: bool, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let pages = buf.len() / PAGE_SIZE;
         let (begun, under_way) = (Instant::now(), self.borrower.reads_below.begin());
-        let read = self.read.below.read_at(buf, offset)?;
+        let read = self.read.backing.read_at(buf, offset)?;
         let took = begun.elapsed();
-        self.borrower.below_times.note(took);
+        self.borrower.backing_times.note(took);
         if read > 0 {
             self.borrower.disk.note(took, begun + took, Size::of(pages, is_sequential));
             // Without the pieces that may have been read ahead: those took the disk's time earlier.

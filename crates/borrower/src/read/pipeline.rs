@@ -240,7 +240,7 @@ fn wait<B: BackingFile>(
     if !borrower.config.hedge || connection.wait(left)? || !borrower.hedges.spend() {
         return Ok(None);
     }
-    let Some(race) = borrower.racers.race(read.below.clone(), read.offset + span.start as u64, span.len()) else {
+    let Some(race) = borrower.racers.race(read.backing.clone(), read.offset + span.start as u64, span.len()) else {
         borrower.hedges.give_back(); // All threads for races are busy.
         return Ok(None);
     };

@@ -35,7 +35,7 @@ impl AsFd for Race {
 }
 
 struct Job {
-    below: Arc<dyn BackingFile>,
+    backing: Arc<dyn BackingFile>,
     offset: u64,
     len: usize,
     race: Arc<Race>,
@@ -76,14 +76,14 @@ impl Racers {
     }
 
     /// Starts to read `len` bytes at `offset`. Returns None if all threads are busy.
-    pub(crate) fn race(&self, below: Arc<dyn BackingFile>, offset: u64, len: usize) -> Option<Arc<Race>> {
+    pub(crate) fn race(&self, backing: Arc<dyn BackingFile>, offset: u64, len: usize) -> Option<Arc<Race>> {
         let done = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
         let mut jobs = self.jobs.lock();
         if jobs.waiting.len() >= jobs.idle {
             return None;
         }
         let race = Arc::new(Race { done, bytes: Mutex::new(None) });
-        jobs.waiting.push_back(Job { below, offset, len, race: race.clone() });
+        jobs.waiting.push_back(Job { backing, offset, len, race: race.clone() });
         self.work.notify_one();
         Some(race)
     }
@@ -99,7 +99,7 @@ impl Racers {
             };
             drop(jobs);
             let mut bytes = vec![0; job.len];
-            let read = job.below.read_at(&mut bytes, job.offset).map(|read| {
+            let read = job.backing.read_at(&mut bytes, job.offset).map(|read| {
                 bytes.truncate(read);
                 bytes
             });

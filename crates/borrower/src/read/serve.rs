@@ -134,8 +134,8 @@ impl<'a, B: BackingFile> Group<'a, B> {
         }
         if let Some(read) = self.alone {
             let buf = &mut buf[..read.len];
-            let asking = ReadDriver { borrower: self.borrower, read: &read };
-            let done = asking.finish(self.batch.reading(count), reads, self.got, buf);
+            let driver = ReadDriver { borrower: self.borrower, read: &read };
+            let done = driver.finish(self.batch.reading(count), reads, self.got, buf);
             reads.answer(count, done.map(|len| &buf[..len]));
             // READs of a batch have taken no demoted pages.
             if let Some(demoted) = self.borrower.core.demoted() {
@@ -205,9 +205,9 @@ impl<'a, B: BackingFile> Group<'a, B> {
                 self.may_gather = false;
                 continue;
             }
-            let Some((ReadRequest { file, below, .. }, _)) = &self.reads[nth] else { continue };
-            if seen.as_ref().is_none_or(|(of, _)| !Arc::ptr_eq(of, below)) {
-                seen = below.stamp().ok().map(|stamp| (below.clone(), stamp));
+            let Some((ReadRequest { file, backing, .. }, _)) = &self.reads[nth] else { continue };
+            if seen.as_ref().is_none_or(|(of, _)| !Arc::ptr_eq(of, backing)) {
+                seen = backing.stamp().ok().map(|stamp| (backing.clone(), stamp));
             }
             if let Some((_, stamp)) = seen {
                 let place = self.batch.place(nth);
@@ -222,8 +222,8 @@ impl<'a, B: BackingFile> Group<'a, B> {
         let Some((read, is_answered @ false)) = &mut self.reads[nth] else { return };
         *is_answered = true;
         let buf = &mut buf[self.batch.place(nth)];
-        let asking = ReadDriver { borrower: self.borrower, read };
-        let done = asking.finish(self.batch.reading(nth), reads, self.got, buf);
+        let driver = ReadDriver { borrower: self.borrower, read };
+        let done = driver.finish(self.batch.reading(nth), reads, self.got, buf);
         reads.answer(nth, done.map(|len| &buf[..len]));
     }
 }

@@ -190,7 +190,7 @@ pub struct ReadState {
     /// The number of pages that did not verify since the last [`ReadState::take_bad_pages`].
     bad_pages: u64,
     /// The lenders that still have to be asked, as bits.
-    asking: u64,
+    lenders_to_ask: u64,
     asked: usize,
     /// The rest, in bytes, of the run that is being read from the backing file.
     run: Range<usize>,
@@ -349,7 +349,7 @@ impl ReadState {
         let filter = core.filter();
         self.ticket = Some(state.begin_read(range, produced, consumed, standing, has_room, filter, &mut self.sources));
         core.catalog.account(state);
-        self.asking = 0;
+        self.lenders_to_ask = 0;
         for (source, index) in self.sources.iter_mut().zip(range.first..) {
             if let Source::Demoted(hash) = *source
                 && !core.demoted().is_some_and(|demoted| demoted.has(id_of(file, index), hash))
@@ -357,7 +357,7 @@ impl ReadState {
                 *source = Source::Backing;
             }
             if let Source::Lender(place, _) | Source::Busy(place, _) = source {
-                self.asking |= 1 << place.lender;
+                self.lenders_to_ask |= 1 << place.lender;
             }
         }
         (self.asked, self.filled, self.run) = (0, 0, 0..0);
@@ -398,10 +398,10 @@ impl ReadState {
     /// Returns the lender that has all pages, if there is one and the READ is not part of a stream.
     /// Then the READ can be requested together with others.
     pub(crate) fn lender_of_all(&self) -> Option<u8> {
-        let lender = self.asking.trailing_zeros() as u8;
+        let lender = self.lenders_to_ask.trailing_zeros() as u8;
         let is_there = |source: &Source| matches!(source, Source::Lender(place, _) if place.lender == lender);
         let is_all_there = self.len == self.sources.len() * PAGE_SIZE && self.sources.iter().all(is_there);
-        (self.asking != 0 && is_all_there && !self.is_sequential()).then_some(lender)
+        (self.lenders_to_ask != 0 && is_all_there && !self.is_sequential()).then_some(lender)
     }
 
     /// Returns whether lenders returned all pages that were requested.
@@ -455,8 +455,8 @@ impl ReadState {
         self.places.clear();
         self.answered = 0;
         let first = (self.offset / PAGE_SIZE as u64) as u32;
-        while self.asking != 0 {
-            let lender = self.asking.trailing_zeros() as u8;
+        while self.lenders_to_ask != 0 {
+            let lender = self.lenders_to_ask.trailing_zeros() as u8;
             while self.asked < self.sources.len() && self.keys.len() < ITEMS_MAX {
                 if let Source::Lender(place, version) = self.sources[self.asked]
                     && place.lender == lender
@@ -468,7 +468,7 @@ impl ReadState {
                 self.asked += 1;
             }
             if self.asked == self.sources.len() {
-                (self.asked, self.asking) = (0, self.asking & (self.asking - 1));
+                (self.asked, self.lenders_to_ask) = (0, self.lenders_to_ask & (self.lenders_to_ask - 1));
             }
             if !self.keys.is_empty() {
                 return Some(lender);

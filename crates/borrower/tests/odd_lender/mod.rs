@@ -60,8 +60,14 @@ impl BackingFile for InMemory {
 
 /// Makes READs of `len` bytes at each of these offsets, which are all available at once. Returns
 /// their answers.
-pub fn read(borrower: &Borrower, file: &Arc<File>, below: &Arc<InMemory>, offsets: &[u64], len: usize) -> Vec<Vec<u8>> {
-    read_as(borrower, file, below, offsets, len, false)
+pub fn read(
+    borrower: &Borrower,
+    file: &Arc<File>,
+    backing: &Arc<InMemory>,
+    offsets: &[u64],
+    len: usize,
+) -> Vec<Vec<u8>> {
+    read_as(borrower, file, backing, offsets, len, false)
 }
 
 /// Makes READs as [`read`] does. `is_eager`: further requests are sent before earlier ones are
@@ -69,13 +75,13 @@ pub fn read(borrower: &Borrower, file: &Arc<File>, below: &Arc<InMemory>, offset
 pub fn read_as(
     borrower: &Borrower,
     file: &Arc<File>,
-    below: &Arc<InMemory>,
+    backing: &Arc<InMemory>,
     offsets: &[u64],
     len: usize,
     is_eager: bool,
 ) -> Vec<Vec<u8>> {
     let answers = vec![None; offsets.len()];
-    let mut all = There { file, below, offsets, len, is_eager, taken: 0, taken_before: 0, answers };
+    let mut all = There { file, backing, offsets, len, is_eager, taken: 0, taken_before: 0, answers };
     let mut buf = vec![0; 1 << 20];
     while all.taken < offsets.len() {
         all.taken_before = all.taken;
@@ -87,7 +93,7 @@ pub fn read_as(
 
 struct There<'a> {
     file: &'a Arc<File>,
-    below: &'a Arc<InMemory>,
+    backing: &'a Arc<InMemory>,
     offsets: &'a [u64],
     len: usize,
     is_eager: bool,
@@ -100,8 +106,8 @@ impl Reads<InMemory> for There<'_> {
     fn next(&mut self) -> Option<ReadRequest<InMemory>> {
         let offset = *self.offsets.get(self.taken)?;
         self.taken += 1;
-        let (file, below) = (self.file.clone(), self.below.clone());
-        Some(ReadRequest { file, below, request: self.taken as u64, offset, len: self.len })
+        let (file, backing) = (self.file.clone(), self.backing.clone());
+        Some(ReadRequest { file, backing, request: self.taken as u64, offset, len: self.len })
     }
 
     fn wait_beside(&mut self, _answer: BorrowedFd<'_>, _limit: Duration) -> bool {

@@ -61,14 +61,14 @@ impl Passthrough {
         if args.read_flags & abi::READ_LOCKOWNER != 0 {
             return None;
         }
-        let below = self.handles.file(args.fh).ok()?;
+        let file_handle = self.handles.file(args.fh).ok()?;
         // With passthrough the backing file may change without an announcement.
-        if below.backing.is_some() {
+        if file_handle.backing.is_some() {
             return None;
         }
-        let file = below.inode.file.clone()?;
+        let file = file_handle.inode.file.clone()?;
         let len = fuse::session::IO_BYTES_MAX.min(args.size as usize);
-        Some(ReadRequest { file, below, request: request.number(), offset: args.offset, len })
+        Some(ReadRequest { file, backing: file_handle, request: request.number(), offset: args.offset, len })
     }
 }
 
@@ -84,9 +84,9 @@ impl borrower::Reads<OpenFile> for Reads<'_, '_> {
             return None;
         };
         self.mount.counters.count(request.header.opcode);
-        read.below.in_use();
-        let overtaken = read.below.inode.overtaken.request();
-        let file = read.below.clone();
+        read.backing.in_use();
+        let overtaken = read.backing.inode.overtaken.request();
+        let file = read.backing.clone();
         self.replies[self.taken] = Some(Taken { request, reply, file, overtaken });
         self.taken += 1;
         Some(read)

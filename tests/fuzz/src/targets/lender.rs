@@ -149,10 +149,10 @@ fn connections(mut bytes: &[u8]) {
 }
 
 pub const UNAUTHENTICATED: Target = Target {
-    name: "lender_strangers",
+    name: "lender_unauthenticated",
     about: "whatever somebody without the key says to a lender that wants it",
     input_bytes_max: 4 << 10,
-    run: strangers,
+    run: unauthenticated,
     seeds: || {
         let shake = |protocol: u32| {
             let (_, body) = Handshake::begin(&PoolKey::new(KEY)).expect("random numbers");
@@ -173,7 +173,7 @@ const KEY: [u8; 32] = [7; 32];
 
 /// A refusal, or an answer to a handshake and perhaps a refusal after it; nothing is left of it.
 /// (No input contains the seal of a Hello.)
-fn strangers(bytes: &[u8]) {
+fn unauthenticated(bytes: &[u8]) {
     let lender = Lender::new(CAPACITY_PAGES, Security::Keyed(PoolKey::new(KEY))).expect("a small store");
     let answered = serve(&lender, bytes);
     let mut rest = &answered[..];

@@ -97,9 +97,9 @@ impl FileState {
         }
         if let Some(streams) = &mut self.streams {
             let count = |is_it: fn(&Source) -> bool| sources.iter().filter(|source| is_it(source)).count() as u64;
-            let below = count(|source| matches!(source, Source::Backing));
+            let backing = count(|source| matches!(source, Source::Backing));
             let lent = count(|source| matches!(source, Source::Lender(..) | Source::Busy(..)));
-            streams.read_below(below, lent, sequential);
+            streams.read_backing(backing, lent, sequential);
         }
         let stamp = self.stamp.filter(|_| self.is_settled());
         let (changes, moment) = (self.changes, self.moment());

@@ -97,7 +97,7 @@ pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
                 if link.has_problem(problem) {
                     tracing::warn!(%lender, "{problem}; what lenders have is given up");
                 }
-                begin_anew(borrower, link, name);
+                reset_sessions(borrower, link, name);
             }
             Err(Failure::Io(_)) if link.is_over() => {}
             Err(Failure::Io(error)) => {
@@ -122,8 +122,8 @@ pub(crate) fn supervise(borrower: &Borrower, link: &Link) {
 /// Opens a session: connects, and resumes the session or begins a new one.
 fn open_session(borrower: &Borrower, link: &Link) -> Result<Session, Failure> {
     let open = || {
-        // In this order ([`begin_anew`]): no version from after the change of names is used with an
-        // old name.
+        // In this order ([`reset_sessions`]): no version from after the change of names is used
+        // with an old name.
         let (next_version, name) = (borrower.core.catalog.version(), link.name());
         let main = Connection::open_main(&link.lender.address, name, next_version, &borrower.security())?;
         main.map(|main| (name, main)).ok_or(Failure::Behind(name))
@@ -228,7 +228,7 @@ pub(crate) fn forget_session(borrower: &Borrower, link: &Link) {
 ///
 /// Each rollback is reported once. A lender that keeps reporting is faulty; other lenders' pages
 /// are not discarded for it.
-fn begin_anew(borrower: &Borrower, link: &Link, refused: [u8; 16]) {
+fn reset_sessions(borrower: &Borrower, link: &Link, refused: [u8; 16]) {
     let catalog = &borrower.core.catalog;
     let mut links = borrower.links.all();
     {
@@ -251,7 +251,7 @@ fn begin_anew(borrower: &Borrower, link: &Link, refused: [u8; 16]) {
     }
     // A lender that is connected detects the change by itself. One that has come back meanwhile has
     // done so under its new name, and stays.
-    let lost = links.iter().filter(|link| catalog.lender_lost_if_away(link.number)).count();
+    let lost = links.iter().filter(|link| catalog.lender_lost_if_suspended(link.number)).count();
     if lost > 0 {
         catalog.sweep();
     }

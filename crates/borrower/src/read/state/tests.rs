@@ -14,7 +14,7 @@ const PAGES: usize = 4;
 struct World {
     core: Core,
     file: Arc<File>,
-    below: Vec<u8>,
+    backing: Vec<u8>,
     changes: i128,
     /// The pages that the lender has, by index and version.
     lent: HashMap<(u32, u64), (Page, u64)>,
@@ -29,8 +29,8 @@ impl World {
         });
         core.catalog.lender_up(0);
         let file = core.catalog.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
-        let mut world = World { core, file, below: Vec::new(), changes: 0, lent: HashMap::new() };
-        world.below = world.content();
+        let mut world = World { core, file, backing: Vec::new(), changes: 0, lent: HashMap::new() };
+        world.backing = world.content();
         world
     }
 
@@ -39,14 +39,14 @@ impl World {
     }
 
     fn stamp(&self) -> Stamp {
-        Stamp { size_bytes: self.below.len() as u64, mtime_ns: self.changes, ctime_ns: self.changes }
+        Stamp { size_bytes: self.backing.len() as u64, mtime_ns: self.changes, ctime_ns: self.changes }
     }
 
     fn change(&mut self) {
-        let change = Change::Other { start: 0, end: self.below.len() as u64 };
+        let change = Change::Other { start: 0, end: self.backing.len() as u64 };
         let changing = self.core.begin_change(&self.file, change, self.stamp());
         self.changes += 1;
-        self.below = self.content();
+        self.backing = self.content();
         self.core.end_change(&self.file, changing, Outcome::Applied(self.stamp()), (0, 0), None);
     }
 
@@ -77,7 +77,7 @@ impl World {
                     Event::Responded(Response::Answered(&got))
                 }
                 Step::ReadBacking(part) => {
-                    buf[part.clone()].copy_from_slice(&self.below[part.clone()]);
+                    buf[part.clone()].copy_from_slice(&self.backing[part.clone()]);
                     Event::Read(part.len())
                 }
                 Step::Look => Event::Looked(self.stamp()),
@@ -103,12 +103,12 @@ impl World {
     fn send_and_read(&self) -> (Arc<Batch>, ReadState) {
         let mut reading = ReadState::default();
         let begin = |reading: &mut ReadState| {
-            reading.start(1, 0, self.below.len());
+            reading.start(1, 0, self.backing.len());
             let event = Event::Begin { state: self.file.state.lock(), positions: (0, 0), waits: true };
             assert!(matches!(reading.step(&self.core, &self.file, event, &mut []), Step::Fill));
         };
         begin(&mut reading);
-        assert!(reading.end(&self.core, &self.file, &mut self.file.state.lock(), &self.below));
+        assert!(reading.end(&self.core, &self.file, &mut self.file.state.lock(), &self.backing));
         let (_, sent) = self.core.next_put(0, true).unwrap();
         begin(&mut reading);
         assert!(!reading.is_plain());
@@ -117,7 +117,7 @@ impl World {
 
     /// Returns the step after [`Event::Fill`].
     fn fill<'w>(&'w self, reading: &mut ReadState) -> Step<'w> {
-        reading.step(&self.core, &self.file, Event::Fill, &mut vec![0; self.below.len()])
+        reading.step(&self.core, &self.file, Event::Fill, &mut vec![0; self.backing.len()])
     }
 
     fn counts(&self) -> (u64, u64) {
@@ -132,7 +132,7 @@ fn what_was_not_answered_when_the_lender_was_lost_is_not_asked_for() {
     let (_sent, mut reading) = world.send_and_read();
     // The READ comes to the page when the lender is lost, and the entry still names it.
     let batches = core.queue(0).lock().abandon();
-    assert!(matches!(world.fill(&mut reading), Step::ReadBacking(all) if all == (0..world.below.len())));
+    assert!(matches!(world.fill(&mut reading), Step::ReadBacking(all) if all == (0..world.backing.len())));
     for item in batches.iter().flat_map(|batch| batch.items()) {
         assert!(file.state.lock().names(item.key.id().index, |version| version == item.key.version()));
     }
@@ -146,7 +146,7 @@ fn what_was_abandoned_is_invalidated_and_dropped() {
     let (core, file) = (&world.core, &world.file);
     let (sent, mut reading) = world.send_and_read();
     core.abandon_puts(0);
-    assert!(matches!(world.fill(&mut reading), Step::ReadBacking(all) if all == (0..world.below.len())));
+    assert!(matches!(world.fill(&mut reading), Step::ReadBacking(all) if all == (0..world.backing.len())));
     assert!((0..PAGES as u32).all(|index| !file.state.lock().names(index, |_| true)));
     // If the put has reached the lender, the lender gets a drop.
     let mut drops = Vec::new();
@@ -194,7 +194,7 @@ fn what_a_lender_has_between_others_is_not_asked_for() {
             world.lent.remove(&(index, version));
         }
         let (before, _) = world.counts();
-        assert!(world.read(honest) == world.below);
+        assert!(world.read(honest) == world.backing);
         assert_eq!(world.counts().0 - before, asked, "without {gone:?}");
     }
 }
@@ -205,11 +205,12 @@ fn swapped_changed_and_replayed_pages_are_read_from_below() {
         let is_sealed = matches!(sealing, Sealing::Aead(_));
         let mut world = World::new(sealing);
         let honest = |name, _: &mut Page| name;
-        assert!(world.read(honest) == world.below);
+        assert!(world.read(honest) == world.backing);
         assert_eq!((world.counts(), world.lent.len()), ((0, 0), PAGES));
-        let in_clear = world.lent.values().filter(|(page, _)| world.below.chunks(PAGE_SIZE).any(|below| below == page));
+        let in_clear =
+            world.lent.values().filter(|(page, _)| world.backing.chunks(PAGE_SIZE).any(|backing| backing == page));
         assert_eq!(in_clear.count(), if is_sealed { 0 } else { PAGES });
-        assert!(world.read(honest) == world.below);
+        assert!(world.read(honest) == world.backing);
         assert_eq!(world.counts(), (4, 0));
 
         // The first two pages are swapped, each with its own seal; a bit of the third is flipped.
@@ -219,17 +220,17 @@ fn swapped_changed_and_replayed_pages_are_read_from_below() {
             let swapped = if index < 2 { 1 - index } else { index };
             (swapped, versions.get(&swapped).copied().unwrap_or(version))
         };
-        assert!(world.read(lie) == world.below);
+        assert!(world.read(lie) == world.backing);
         assert_eq!(world.counts(), (5, 3));
 
         // The old bytes, with the old seal, for the new version of each page.
         let old: HashMap<u32, u64> = world.lent.keys().copied().collect();
         world.change();
         world.read(honest);
-        assert!(world.read(honest) == world.below);
+        assert!(world.read(honest) == world.backing);
         let (good, bad) = world.counts();
         let replay = |(index, _): (u32, u64), _: &mut Page| (index, old[&index]);
-        assert!(world.read(replay) == world.below);
+        assert!(world.read(replay) == world.backing);
         assert_eq!(world.counts(), (good, bad + PAGES as u64));
     }
 }
@@ -240,17 +241,17 @@ fn who_does_not_borrow_puts_nothing_and_gets_what_is_there() {
     let honest = |name, _: &mut Page| name;
     world.read(honest);
     world.core.set_borrowing(false);
-    assert!(world.read(honest) == world.below);
+    assert!(world.read(honest) == world.backing);
     assert_eq!(world.counts(), (PAGES as u64, 0));
     world.change();
     let lent = world.lent.len();
     for _ in 0..2 {
-        assert!(world.read(honest) == world.below);
+        assert!(world.read(honest) == world.backing);
         assert_eq!((world.counts(), world.lent.len()), ((PAGES as u64, 0), lent));
     }
     world.core.set_borrowing(true);
     world.read(honest);
-    assert!(world.read(honest) == world.below);
+    assert!(world.read(honest) == world.backing);
     assert_eq!((world.counts(), world.lent.len()), ((2 * PAGES as u64, 0), lent + PAGES));
 }
 

@@ -44,11 +44,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let security = options.lender.as_ref().map(|lender| security::of(&options.security, std::slice::from_ref(lender)));
     let security = security.transpose()?;
     let scope = Scope::new(&options.paths)?;
-    let mut watch = AccessTrace::load(scope.devices(), options.reads.map(Into::into)).context("cannot watch")?;
-    let (observed, seconds) = observe(&mut watch, &scope, &span)?;
-    let source = watch.source();
-    let counters = watch.counters();
-    drop(watch);
+    let mut trace = AccessTrace::load(scope.devices(), options.reads.map(Into::into)).context("cannot watch")?;
+    let (observed, seconds) = observe(&mut trace, &scope, &span)?;
+    let source = trace.source();
+    let counters = trace.counters();
+    drop(trace);
     // If the lender cannot be reached, the results of the watch are still of use.
     let pool = match options.lender.clone().zip(security) {
         Some((address, security)) => match lender::ping_us(&address, security) {
@@ -78,12 +78,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// Watches for the time of `span`. Returns the observations, and the seconds that the watch took.
-fn observe(watch: &mut AccessTrace, scope: &Scope, span: &Span<'_>) -> Result<(Observed, f64)> {
+fn observe(trace: &mut AccessTrace, scope: &Scope, span: &Span<'_>) -> Result<(Observed, f64)> {
     let mut observed = Observed::default();
     let (mut batch, mut threshold) = (Vec::new(), mrc::EVERY_PAGE);
     let mut failed = None;
     let seconds = span.pass(LOOK_EVERY, || {
-        let taken = watch.take(&mut |seen| {
+        let taken = trace.take(&mut |seen| {
             if scope.holds(seen.device, seen.inode) {
                 batch.push(seen);
             }
@@ -92,7 +92,7 @@ fn observe(watch: &mut AccessTrace, scope: &Scope, span: &Span<'_>) -> Result<(O
         batch.clear();
         if observed.threshold() < threshold {
             threshold = observed.threshold();
-            failed = watch.set_threshold(threshold).err();
+            failed = trace.set_threshold(threshold).err();
         }
         failed = failed.take().or(taken.err());
         let counts = observed.counts();
@@ -105,7 +105,7 @@ fn observe(watch: &mut AccessTrace, scope: &Scope, span: &Span<'_>) -> Result<(O
         Some(error) => Err(error).context("the watch failed"),
         None => {
             if scope.is_whole() {
-                observed.count_reads(watch.counters().read_pages);
+                observed.count_reads(trace.counters().read_pages);
             }
             Ok((observed, seconds))
         }

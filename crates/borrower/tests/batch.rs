@@ -21,7 +21,7 @@ struct World {
     borrower: Arc<Borrower>,
     lender: Arc<OddLender>,
     file: Arc<File>,
-    below: Arc<InMemory>,
+    backing: Arc<InMemory>,
     _folder: testbed::Scratch,
 }
 
@@ -44,7 +44,7 @@ impl World {
         let mut bytes = vec![0; PAGES * PAGE_SIZE - 77];
         fastrand::Rng::with_seed(seed).fill(&mut bytes);
         let file = borrower.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
-        let world = World { borrower, lender, file, below: Arc::new(InMemory::new(bytes)), _folder: folder };
+        let world = World { borrower, lender, file, backing: Arc::new(InMemory::new(bytes)), _folder: folder };
         let is_used = || world.borrower.lenders()[0].state == LinkState::Used;
         assert!(testbed::wait_until(PATIENCE, is_used), "{:?}", world.borrower.lenders());
         world.lend();
@@ -53,8 +53,8 @@ impl World {
 
     /// Reads all of the file in one READ, so the lender has all pages.
     fn lend(&self) {
-        let whole = read(&self.borrower, &self.file, &self.below, &[0], PAGES * PAGE_SIZE);
-        assert!(whole[0] == self.below.bytes());
+        let whole = read(&self.borrower, &self.file, &self.backing, &[0], PAGES * PAGE_SIZE);
+        assert!(whole[0] == self.backing.bytes());
         assert!(testbed::wait_until(PATIENCE, || self.borrower.puts_under_way() == 0));
     }
 
@@ -72,8 +72,8 @@ impl World {
         let before = count();
         let pages: Vec<usize> = (PAGES / 2..PAGES).chain(0..PAGES / 2).collect();
         let offsets: Vec<u64> = pages.iter().map(|page| (page * PAGE_SIZE) as u64).collect();
-        let answers = read_as(&self.borrower, &self.file, &self.below, &offsets, PAGE_SIZE, is_eager);
-        let bytes = self.below.bytes();
+        let answers = read_as(&self.borrower, &self.file, &self.backing, &offsets, PAGE_SIZE, is_eager);
+        let bytes = self.backing.bytes();
         for (page, answer) in pages.into_iter().zip(answers) {
             let end = ((page + 1) * PAGE_SIZE).min(bytes.len());
             assert!(answer == bytes[page * PAGE_SIZE..end], "page {page}");
@@ -100,7 +100,7 @@ fn one_question_for_many() {
 fn what_was_changed_is_read_alone() {
     let world = World::new(Strategy::NonInclusive, false);
     let (start, end) = (5 * PAGE_SIZE as u64, 6 * PAGE_SIZE as u64);
-    let stamp = world.below.stamp().unwrap();
+    let stamp = world.backing.stamp().unwrap();
     world.borrower.change(&world.file, Change::Other { start, end }, stamp).applied(stamp, None);
     let (messages, pages) = world.read();
     assert_eq!(pages, PAGES as u64 - 1);
@@ -142,17 +142,17 @@ fn what_changes_meanwhile_is_read_again() {
         let pages: Vec<usize> = (0..REQUEST_READS_MAX).collect();
         let offsets: Vec<u64> = pages.iter().map(|page| (page * PAGE_SIZE) as u64).collect();
         let answers = std::thread::scope(|scope| {
-            let reading = scope.spawn(|| read(&world.borrower, &world.file, &world.below, &offsets, PAGE_SIZE));
+            let reading = scope.spawn(|| read(&world.borrower, &world.file, &world.backing, &offsets, PAGE_SIZE));
             assert!(testbed::wait_until(PATIENCE, || world.lender.gets.load(Ordering::SeqCst) > 0));
             let (start, end) = (3 * PAGE_SIZE as u64, 4 * PAGE_SIZE as u64);
-            let before = world.below.stamp().unwrap();
+            let before = world.backing.stamp().unwrap();
             let change = world.borrower.change(&world.file, Change::Other { start, end }, before);
-            world.below.content.write().unwrap()[3 * PAGE_SIZE..4 * PAGE_SIZE].fill(0x77);
-            change.applied(world.below.stamp().unwrap(), None);
+            world.backing.content.write().unwrap()[3 * PAGE_SIZE..4 * PAGE_SIZE].fill(0x77);
+            change.applied(world.backing.stamp().unwrap(), None);
             world.lender.behave(Manner::Honest);
             reading.join().unwrap()
         });
-        let bytes = world.below.bytes();
+        let bytes = world.backing.bytes();
         for (page, answer) in pages.into_iter().zip(answers) {
             assert!(answer == bytes[page * PAGE_SIZE..(page + 1) * PAGE_SIZE], "page {page}");
         }
@@ -205,11 +205,11 @@ fn what_was_raced_is_not_read_again() {
     let world = hedging();
     let won = &world.borrower.metrics().hedges_won;
     world.lender.behave(Manner::KeepsQuiet);
-    let before = (won.get(), world.below.reads.load(Ordering::SeqCst));
-    let whole = read(&world.borrower, &world.file, &world.below, &[0], PAGES * PAGE_SIZE);
-    assert!(whole[0] == world.below.bytes());
+    let before = (won.get(), world.backing.reads.load(Ordering::SeqCst));
+    let whole = read(&world.borrower, &world.file, &world.backing, &[0], PAGES * PAGE_SIZE);
+    assert!(whole[0] == world.backing.bytes());
     assert_eq!(won.get() - before.0, 1, "the disk was asked, and was first");
-    assert_eq!(world.below.reads.load(Ordering::SeqCst) - before.1, 1);
+    assert_eq!(world.backing.reads.load(Ordering::SeqCst) - before.1, 1);
     world.lender.behave(Manner::Honest);
 }
 
@@ -223,8 +223,8 @@ fn a_long_question_is_cut() {
         world.lender.behave(manner);
         let metrics = world.borrower.metrics();
         let before = (metrics.get_messages.get(), metrics.lender_pages.get());
-        let whole = read(&world.borrower, &world.file, &world.below, &[0], PAGES * PAGE_SIZE);
-        assert!(whole[0] == world.below.bytes());
+        let whole = read(&world.borrower, &world.file, &world.backing, &[0], PAGES * PAGE_SIZE);
+        assert!(whole[0] == world.backing.bytes());
         assert_eq!(metrics.get_messages.get() - before.0, 4);
         assert_eq!(metrics.lender_pages.get() - before.1, expected_pages as u64);
     }
