@@ -171,7 +171,7 @@ fn measure(options: &Options, interrupt: &Interrupt) -> Result<Summary, Failure>
                 }
                 Err(failure) => return Err(failure),
                 Ok(running) => {
-                    if running.fills_on_read() {
+                    if running.populates_on_read() {
                         let remark =
                             "evictions were not seen, so pages were lent as they were read; `pumapool doctor` says why";
                         left_out.push(remark.to_owned());

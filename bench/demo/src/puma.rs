@@ -104,8 +104,8 @@ impl Running {
 
     /// Whether pages are lent only when they are read from the disk, because their eviction cannot
     /// be seen.
-    pub fn fills_on_read(&self) -> bool {
-        self.mount.find().is_ok_and(|status| status.fill != report::Fill::Eviction)
+    pub fn populates_on_read(&self) -> bool {
+        self.mount.find().is_ok_and(|status| status.fill != report::Populate::Eviction)
     }
 
     /// What Puma says about itself, if it says anything.

@@ -398,9 +398,9 @@ impl Borrower {
 
     /// Sets whether pages are put at lenders from now on; at first they are. Gets from lenders
     /// continue in any case. No page is put after a failure of the tap, unless
-    /// [`Config::may_fill_on_read`] is set.
+    /// [`Config::may_populate_on_read`] is set.
     pub fn set_borrowing(&self, borrowing: bool) {
-        let may_lend = self.config.may_fill_on_read || self.tap_failure.get().is_none();
+        let may_lend = self.config.may_populate_on_read || self.tap_failure.get().is_none();
         self.core.set_borrowing(borrowing && may_lend);
     }
 
@@ -467,7 +467,7 @@ impl Borrower {
     /// answer.
     pub(crate) fn tap_failed(&self, error: &io::Error) {
         self.core.evictions_end();
-        let instead = match self.config.may_fill_on_read {
+        let instead = match self.config.may_populate_on_read {
             true => "pages are lent when they are read instead",
             false => "nothing more is lent",
         };

@@ -46,7 +46,7 @@ pub struct Config {
     pub cgroups: Option<Cgroups>,
     /// Whether pages are lent when they are read if evictions are not seen any more. Otherwise no
     /// further page is lent then.
-    pub may_fill_on_read: bool,
+    pub may_populate_on_read: bool,
 }
 
 impl Default for Config {
@@ -66,7 +66,7 @@ impl Default for Config {
             security: Security::Trusting,
             has_guests: false,
             cgroups: None,
-            may_fill_on_read: true,
+            may_populate_on_read: true,
         }
     }
 }

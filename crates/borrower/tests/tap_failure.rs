@@ -75,7 +75,7 @@ impl EvictionSource for Tap {
 }
 
 /// Starts an exclusive borrower with a lender of its own.
-fn start(may_fill_on_read: bool) -> (Arc<Borrower>, Sender<Word>) {
+fn start(may_populate_on_read: bool) -> (Arc<Borrower>, Sender<Word>) {
     let server = odd_lender::real_lender();
     let address = server.local_address().clone();
     std::thread::spawn(move || server.run());
@@ -85,7 +85,7 @@ fn start(may_fill_on_read: bool) -> (Arc<Borrower>, Sender<Word>) {
         filter: false,
         gate: None,
         hedge: false,
-        may_fill_on_read,
+        may_populate_on_read,
         ..Config::default()
     };
     let (tell, words) = channel();
@@ -97,10 +97,10 @@ fn start(may_fill_on_read: bool) -> (Arc<Borrower>, Sender<Word>) {
 
 #[test]
 fn a_tap_that_fails_does_not_drain_the_pool() {
-    for may_fill_on_read in [true, false] {
-        let (borrower, tell) = start(may_fill_on_read);
+    for may_populate_on_read in [true, false] {
+        let (borrower, tell) = start(may_populate_on_read);
         let seed = fastrand::u64(..);
-        println!("seed {seed}, may fill on read: {may_fill_on_read}");
+        println!("seed {seed}, may populate on read: {may_populate_on_read}");
         let mut bytes = vec![0; PAGES * PAGE_SIZE];
         fastrand::Rng::with_seed(seed).fill(&mut bytes);
         let file = borrower.adopt(FileIdentity { device: 1, inode: 1, generation: 1 });
@@ -135,8 +135,8 @@ fn a_tap_that_fails_does_not_drain_the_pool() {
         let other = borrower.adopt(FileIdentity { device: 1, inode: 2, generation: 1 });
         borrower.set_borrowing(true);
         assert!(odd_lender::read(&borrower, &other, &backing, &[0], bytes.len())[0] == bytes);
-        assert_eq!(lent(), if may_fill_on_read { 2 * PAGES as u64 } else { PAGES as u64 });
-        assert_eq!(borrower.is_borrowing(), may_fill_on_read);
+        assert_eq!(lent(), if may_populate_on_read { 2 * PAGES as u64 } else { PAGES as u64 });
+        assert_eq!(borrower.is_borrowing(), may_populate_on_read);
         borrower.stop();
     }
 }

@@ -137,8 +137,8 @@ fn fsx_non_inclusive() {
 }
 
 #[test]
-fn fsx_fill_on_read() {
-    fsx("fsx_fill_on_read", &["--fill", "read"]);
+fn fsx_populate_on_read() {
+    fsx("fsx_populate_on_read", &["--fill", "read"]);
 }
 
 #[test]

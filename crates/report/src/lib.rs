@@ -25,8 +25,8 @@ mod reply;
 pub use guest::{Guest, GuestCounts};
 pub use lender::{Lend, Lender, LenderInfo, LentTo, Pressure};
 pub use mount::{
-    Borrower, Catalog, Cgroup, Curve, CurvePoint, Disk, Files, Fill, Guests, HostGuest, Latencies, Link, LinkState,
-    Mount, RequestCount, Strategy, Tap, Times, Write,
+    Borrower, Catalog, Cgroup, Curve, CurvePoint, Disk, Files, Guests, HostGuest, Latencies, Link, LinkState, Mount,
+    Populate, RequestCount, Strategy, Tap, Times, Write,
 };
 pub use node::{Join, NodeMount, NodeMountState, Role, RoleName, RoleWanted};
 pub use numa::{Numa, Target};

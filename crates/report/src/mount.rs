@@ -26,7 +26,7 @@ words! {
 
 words! {
     /// When pages are put at lenders.
-    pub enum Fill {
+    pub enum Populate {
         /// When the kernel evicts them.
         Eviction = "eviction",
         /// When they are read from the backing directory.
@@ -118,7 +118,7 @@ measured! {
         /// Whether lenders keep the pages that they return.
         strategy: Strategy,
         /// When pages are put at lenders.
-        fill: Fill,
+        fill: Populate,
         /// The rights of the daemon.
         confined: Confined,
         /// How connections to lenders are protected; none without lenders.

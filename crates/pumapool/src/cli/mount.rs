@@ -129,7 +129,7 @@ pub struct Policies {
     /// When to send pages to the lender: when the kernel evicts them (needs BPF), or when they are
     /// read from the disk.
     #[arg(long, value_enum, default_value_t = Policies::default().fill)]
-    pub fill: FillName,
+    pub fill: PopulateName,
 
     /// Skip long sequential reads, unless they repeat, fit at the lenders and are faster there.
     #[arg(long, value_enum, default_value_t = Policies::default().filter)]
@@ -204,7 +204,7 @@ impl Default for Policies {
         Policies {
             strategy: StrategyName::Exclusive,
             write: WriteName::Through,
-            fill: FillName::Auto,
+            fill: PopulateName::Auto,
             filter: Switch::On,
             gate: Switch::On,
             gate_short: Thresholds(gate.short),
@@ -249,7 +249,7 @@ pub enum WriteName {
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum FillName {
+pub enum PopulateName {
     /// When they are evicted, if BPF is available; otherwise when they are read.
     Auto,
     /// When the kernel evicts them; fails without BPF.

@@ -6,7 +6,7 @@
 mod memory;
 
 use crate::cli::exit;
-use crate::cli::mount::{CHANGEABLE, FillName, Options, Policies, StrategyName, Switch, WriteName};
+use crate::cli::mount::{CHANGEABLE, Options, Policies, PopulateName, StrategyName, Switch, WriteName};
 use crate::commands::{guests::Guests, joined};
 use crate::config::Changeable;
 use crate::daemon::{Daemon, cgroups::cgroups, confine, control::answer, membership::Membership, security};
@@ -17,7 +17,7 @@ use borrower::cgroups::Cgroups;
 use borrower::{Borrower, Strategy};
 use mount::handover::channel::{Channel, Message};
 use mount::handover::inherited::Inherited;
-use report::{Borrowing, Fill, Reply, Strategy as Policy, Upgraded, Write};
+use report::{Borrowing, Populate, Reply, Strategy as Policy, Upgraded, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
@@ -138,7 +138,7 @@ fn serve(options: Options, guests: Option<Arc<Guests>>, mut supervised: Supervis
                 security: membership.security(),
                 has_guests: guests.is_some(),
                 cgroups: groups,
-                may_fill_on_read: options.policies.fill == FillName::Auto && options.policies.cgroup.is_empty(),
+                may_populate_on_read: options.policies.fill == PopulateName::Auto && options.policies.cgroup.is_empty(),
             },
             source,
         )?;
@@ -242,7 +242,7 @@ fn serve(options: Options, guests: Option<Arc<Guests>>, mut supervised: Supervis
     match &guests {
         Some(guests) if guests.problem().is_some() => tracing::info!("{message}"),
         Some(guests) => tracing::info!("{message}; guests can connect at {}", guests.status().listen),
-        None => tracing::info!("{message}, filled on {}", fill(&borrower)),
+        None => tracing::info!("{message}, filled on {}", populate(&borrower)),
     }
     let served = mount.0.wait();
     guests.iter().for_each(|guests| guests.stop());
@@ -337,10 +337,10 @@ fn evictions(options: &Options, device: u64) -> Result<Evictions> {
 /// The eviction tap, if it is requested and available. Otherwise logs or returns the reason in one
 /// line.
 fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn EvictionSource>>> {
-    if options.policies.fill == FillName::Read && !options.policies.cgroup.is_empty() {
+    if options.policies.fill == PopulateName::Read && !options.policies.cgroup.is_empty() {
         bail!("--fill read does not see whose pages are evicted: leave out --cgroup, or use --fill evict");
     }
-    if options.policies.fill == FillName::Read || (options.lender.is_empty() && !options.pool.is_wanted()) {
+    if options.policies.fill == PopulateName::Read || (options.lender.is_empty() && !options.pool.is_wanted()) {
         return Ok(None);
     }
     let tells_cgroup = !options.policies.cgroup.is_empty();
@@ -350,7 +350,7 @@ fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn Evic
     ) {
         Ok(tap) => Ok(Some(Box::new(tap))),
         Err(error) if tells_cgroup => Err(error).context("cannot tap evictions, which say whose they are (--cgroup)"),
-        Err(error) if options.policies.fill == FillName::Evict => {
+        Err(error) if options.policies.fill == PopulateName::Evict => {
             Err(error).context("cannot tap evictions (--fill evict)")
         }
         Err(error) => {
@@ -361,15 +361,15 @@ fn eviction_source(options: &Options, device: u64) -> Result<Option<Box<dyn Evic
 }
 
 /// When pages are lent.
-fn fill(borrower: &Borrower) -> Fill {
-    if borrower.sees_evictions() { Fill::Eviction } else { Fill::Read }
+fn populate(borrower: &Borrower) -> Populate {
+    if borrower.sees_evictions() { Populate::Eviction } else { Populate::Read }
 }
 
 /// The status of a mount: `description` has the parts that do not change.
 fn status(description: report::Mount, mount: &mount::Mount, borrower: &Borrower) -> report::Mount {
     let (read_us, get_is_late_us) = borrower.disk_us();
     report::Mount {
-        fill: fill(borrower),
+        fill: populate(borrower),
         // Without a tap, a page that is given away would not come back.
         strategy: if borrower.sees_evictions() { description.strategy } else { Policy::NonInclusive },
         lender_is_up: borrower.lender_is_up(),

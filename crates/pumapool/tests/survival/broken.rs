@@ -2,7 +2,7 @@
 //! mount, reports the problem, and recovers by itself.
 
 use crate::setup::{self, Lender, Mount, PATIENCE, can_run, kill};
-use report::{Fill, Mount as Status};
+use report::{Mount as Status, Populate};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -89,5 +89,5 @@ fn a_tap_that_cannot_be_loaded_ends_no_mount() {
     within(pid, &["umount", types]);
     within(pid, &[setup::PUMAPOOL, "upgrade", at.to_str().unwrap()]);
     let now = status();
-    assert!(!has_problem(&now, "") && now.borrowing && now.fill == Fill::Eviction, "{now}");
+    assert!(!has_problem(&now, "") && now.borrowing && now.fill == Populate::Eviction, "{now}");
 }

@@ -262,7 +262,7 @@ fn reset_sessions(borrower: &Borrower, link: &Link, refused: [u8; 16]) {
 fn follow(borrower: &Borrower, link: &Link, session: &mut Session) -> io::Result<()> {
     let Session { main, pings, pinging, .. } = session;
     let mut body = Vec::new();
-    let mut heard = Instant::now();
+    let mut last_received = Instant::now();
     // The ping in progress, and the time of the last answered one.
     let mut pinged: Option<Instant> = None;
     let mut measured = Instant::now().checked_sub(PING_INTERVAL);
@@ -273,16 +273,16 @@ fn follow(borrower: &Borrower, link: &Link, session: &mut Session) -> io::Result
         // Pongs are handled first, so the measured time does not include the other work.
         if pong_ready && let Some((kind, _)) = pings.next_frame(Duration::ZERO, &mut body)? {
             let Some(sent) = pinged.take().filter(|_| kind == Kind::Pong) else { return Err(unexpected(kind)) };
-            heard = Instant::now();
+            last_received = Instant::now();
             if let Ok(room) = wire::Room::read_from_bytes(&body) {
                 link.seen.lock().free_pages = room.free_pages.get();
             }
             let elapsed = measured.map_or(PING_INTERVAL, |measured: Instant| measured.elapsed());
             link.measured(borrower, sent.elapsed(), elapsed);
-            measured = Some(heard);
+            measured = Some(last_received);
         }
         if main_ready && let Some((kind, header)) = main.next_frame(Duration::ZERO, &mut body)? {
-            heard = Instant::now();
+            last_received = Instant::now();
             match kind {
                 Kind::PutReply => borrower.puts_answered(link.number, header.request.get(), &body)?,
                 Kind::Lost => {
@@ -293,7 +293,7 @@ fn follow(borrower: &Borrower, link: &Link, session: &mut Session) -> io::Result
                 other => return Err(unexpected(other)),
             }
         }
-        if heard.elapsed() > SILENCE_MAX {
+        if last_received.elapsed() > SILENCE_MAX {
             return Err(io::ErrorKind::TimedOut.into());
         }
         if pinged.is_none() && measured.is_none_or(|measured| measured.elapsed() >= PING_INTERVAL) {

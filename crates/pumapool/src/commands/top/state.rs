@@ -315,7 +315,7 @@ pub fn of_target<'a>(who: &'a str, number: impl Fn(&Target) -> u64 + 'a) -> impl
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use report::{Borrower, Catalog, Disk, Files, Fill, Latencies, LinkState, Mount, Strategy, Tap, Times, Write};
+    use report::{Borrower, Catalog, Disk, Files, Latencies, LinkState, Mount, Populate, Strategy, Tap, Times, Write};
 
     /// Puts a status behind a socket.
     pub fn at(socket: &str, daemon: Report) -> Status {
@@ -336,7 +336,7 @@ pub mod tests {
             mountpoint: "/mnt/data".into(),
             source: "/srv/data".into(),
             strategy: Strategy::Exclusive,
-            fill: Fill::Eviction,
+            fill: Populate::Eviction,
             write: Write::Through,
             lender_is_up: true,
             borrowing: true,
