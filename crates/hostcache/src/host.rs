@@ -136,7 +136,7 @@ statistics! {
     limited_pages,
 }
 
-struct Known {
+struct GuestRecord {
     guest: Guest,
     /// The reason why it is not served. The guest can write the beginning of its image, so a
     /// problem there must not stop the others.
@@ -153,7 +153,7 @@ struct Known {
 
 struct Shared {
     mount: Arc<Mount>,
-    known: Vec<Known>,
+    known: Vec<GuestRecord>,
     config: Config,
     limiter: PreAuthenticationLimiter,
     connections: AtomicU64,
@@ -198,7 +198,7 @@ impl Host {
         if let Some(nth) = peers::check_keys(&keys).err().or_else(|| (0..guests.len()).find(same_image)) {
             return Err(Problem::Twice { image: guests[nth].image.clone() });
         }
-        let known = |guest| Known {
+        let known = |guest| GuestRecord {
             problem: check_format(&mount, &guest).err(),
             guest,
             statistics: Statistics::default(),
@@ -206,7 +206,7 @@ impl Host {
             placed: Mutex::default(),
             connection: Mutex::default(),
         };
-        let mut known: Vec<Known> = guests.into_iter().map(known).collect();
+        let mut known: Vec<GuestRecord> = guests.into_iter().map(known).collect();
         if known.iter().all(|known| known.problem.is_some())
             && let Some(problem) = known.pop().and_then(|known| known.problem)
         {
@@ -237,7 +237,7 @@ impl Host {
 
     /// The status of each guest.
     pub fn status(&self) -> Vec<HostGuest> {
-        let status = |known: &Known| {
+        let status = |known: &GuestRecord| {
             let image = known.guest.image.to_string_lossy().into_owned();
             let problem = known.problem.as_ref().map(Problem::to_string);
             known.statistics.status(image, problem, known.connection.lock().is_some())
@@ -381,7 +381,7 @@ impl Shared {
 
 struct Session<'a> {
     shared: &'a Shared,
-    known: &'a Known,
+    known: &'a GuestRecord,
     stream: &'a Stream,
     channel: Channel,
     reader: FrameReader,
@@ -446,7 +446,12 @@ impl Session<'_> {
 }
 
 /// Processes pages that the guest has evicted. Answers with the result for each.
-fn demoted(shared: &Shared, known: &Known, image: &Image, pages: &[DemotedPage]) -> io::Result<Vec<DemotionOutcome>> {
+fn demoted(
+    shared: &Shared,
+    known: &GuestRecord,
+    image: &Image,
+    pages: &[DemotedPage],
+) -> io::Result<Vec<DemotionOutcome>> {
     let placed = &mut known.placed.lock();
     // In the order of the disk; if a page comes twice, the later one counts.
     let mut order: Vec<usize> = (0..pages.len()).collect();
@@ -516,7 +521,7 @@ impl Placed {
 }
 
 /// Drops the oldest pages, if the guest has reached its limit.
-fn make_room(shared: &Shared, known: &Known, image: &Image, pages: u64, placed: &mut Placed) -> io::Result<()> {
+fn make_room(shared: &Shared, known: &GuestRecord, image: &Image, pages: u64, placed: &mut Placed) -> io::Result<()> {
     let Some(pages_max) = shared.config.pages_max else { return Ok(()) };
     let room = pages_max.saturating_sub(pages);
     // The list also contains pages that the guest has read, and pages that were placed again since:
@@ -531,7 +536,7 @@ fn make_room(shared: &Shared, known: &Known, image: &Image, pages: u64, placed: 
 }
 
 /// The guest has read these pages.
-fn held(shared: &Shared, known: &Known, image: &Image, spans: &[PageSpan]) -> io::Result<()> {
+fn held(shared: &Shared, known: &GuestRecord, image: &Image, spans: &[PageSpan]) -> io::Result<()> {
     let (image_pages, mut left) = (image.page_count()?, HELD_PAGES_MAX);
     for span in spans {
         let Ok(first) = u32::try_from(span.first.get()) else { continue };
