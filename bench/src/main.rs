@@ -77,7 +77,11 @@ const BENCHES: [Bench; 15] = [
         about: "names and small files, against the backing directory, bindfs and mergerfs",
         run: metadata::run,
     },
-    Bench { name: "write", about: "writes and syncs, through and back, against the backing directory", run: write::run },
+    Bench {
+        name: "write",
+        about: "writes and syncs, through and back, against the backing directory",
+        run: write::run,
+    },
     Bench { name: "tap", about: "evictions with the tap and without, and what its ring loses", run: tap::run },
     Bench {
         name: "guest",
