@@ -17,7 +17,9 @@ const END_TIMEOUT_SECONDS: i64 = 10;
 /// A mount may be busy although no process is seen to use it. `umount` tries again for so long, and
 /// at this interval.
 const SHORT_USE_MAX: Duration = Duration::from_secs(2);
-const SHORT_USE_LOOK: Duration = Duration::from_millis(5);
+const SHORT_USE_INTERVAL: Duration = Duration::from_millis(5);
+/// Attempts between two looks for such a process. A look takes far longer than an attempt.
+const ATTEMPTS_PER_LOOK: u32 = 10;
 /// Limit on the processes that are named as users of a mount.
 const USERS_NAMED_MAX: usize = 5;
 
@@ -64,12 +66,17 @@ fn take_away_and_wait(given: &Path, lazy: bool) -> Result<()> {
     // within the mountpoint uses the mount for a moment, which no list of open files shows.
     let own = daemon.as_ref().map(|daemon| u64::from(daemon.status.daemon_pid));
     let begun = Instant::now();
+    let mut attempts = 0;
     while !take_away(&wanted, lazy)? {
-        let users: Vec<User> = users(&wanted).into_iter().filter(|user| Some(user.pid) != own).collect();
-        if !users.is_empty() || begun.elapsed() > SHORT_USE_MAX {
-            bail!("{} is in use{}: end what uses it, or add --lazy", wanted.display(), named(&users));
+        let is_over = begun.elapsed() > SHORT_USE_MAX;
+        if attempts % ATTEMPTS_PER_LOOK == 0 || is_over {
+            let users: Vec<User> = users(&wanted).into_iter().filter(|user| Some(user.pid) != own).collect();
+            if !users.is_empty() || is_over {
+                bail!("{} is in use{}: end what uses it, or add --lazy", wanted.display(), named(&users));
+            }
         }
-        std::thread::sleep(SHORT_USE_LOOK);
+        attempts += 1;
+        std::thread::sleep(SHORT_USE_INTERVAL);
     }
     if let Some(process) = process.filter(|_| !lazy) {
         wait_for_end(&process);
