@@ -136,7 +136,7 @@ impl Lent {
             let message = format!(
                 "of {pages} pages {lender_pages} came from the lender, which is {state}; {} from below, {} from put \
                  buffers; {} misses, {} failures, {} hedges won",
-                has_grown(|of| of.below_pages)?,
+                has_grown(|of| of.backing_pages)?,
                 has_grown(|of| of.buffer_pages)?,
                 has_grown(|of| of.get_misses)?,
                 has_grown(|of| of.get_failures)?,

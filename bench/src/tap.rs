@@ -172,5 +172,5 @@ fn settled(side: &Side, wanted: u64) -> Result<Taken, Failure> {
 
 fn taken(side: &Side) -> Result<Taken, Failure> {
     let tap = side.status()?.tap.unwrap_or_default();
-    Ok(Taken { captured: tap.captured_pages, lost: tap.ring_full_pages, omitted: tap.omitted_pages })
+    Ok(Taken { captured: tap.captured_pages, lost: tap.ring_full_pages, omitted: tap.skipped_pages })
 }

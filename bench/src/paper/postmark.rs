@@ -34,7 +34,7 @@ const GROWTH: f64 = 1.2;
 const COUNTERS: [(&str, super::Counter); 3] = [
     ("gets_per_transaction", |of| of.lender_pages),
     ("puts_per_transaction", |of| of.put_pages),
-    ("below_per_transaction", |of| of.below_pages),
+    ("below_per_transaction", |of| of.backing_pages),
 ];
 /// Its output at the end of each part.
 const FILES_MADE: &str = "Creating files";

@@ -349,7 +349,7 @@ impl Borrower {
 
     /// Returns the times of gets, and of reads of the backing directory.
     pub fn latencies(&self) -> report::Latencies {
-        report::Latencies { get: self.get_times.read(), below: self.backing_times.read() }
+        report::Latencies { get: self.get_times.read(), backing: self.backing_times.read() }
     }
 
     /// Returns the catalog's totals.
@@ -373,7 +373,7 @@ impl Borrower {
         let tap::Counters { captured, omitted, ring_full, invalidated, unreadable } = *self.tap_counters.lock();
         Some(report::Tap {
             captured_pages: captured,
-            omitted_pages: omitted,
+            skipped_pages: omitted,
             ring_full_pages: ring_full,
             invalidated_pages: invalidated,
             unreadable_pages: unreadable,

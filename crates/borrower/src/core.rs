@@ -465,7 +465,7 @@ impl Core {
         let before = state.external_changes();
         let result = run(&mut state, &mut |index, entry| self.catalog.invalidated(file.key(), index, entry));
         self.catalog.account(&mut state);
-        self.metrics.changes_beside.add(state.external_changes() - before);
+        self.metrics.external_changes.add(state.external_changes() - before);
         result
     }
 
@@ -542,7 +542,7 @@ impl Core {
                 (None, Admission::Yes) => &metrics.evictions_not_copied,
                 (_, Admission::Apart | Admission::OverShare) => &metrics.evictions_not_admitted,
             },
-            Verdict::AlreadyLent => &metrics.evictions_known,
+            Verdict::AlreadyLent => &metrics.evictions_already_lent,
             Verdict::Zero => {
                 self.catalog.invalidated(file.key(), index, before);
                 self.catalog.account(state);

@@ -137,15 +137,15 @@ impl Roles {
     }
 
     /// The role from now on. `evicted_pages` are those of all mounts since the start,
-    /// `headroom_bytes` is the memory that could be lent beyond the reserve.
-    pub fn step(&mut self, now: Instant, evicted_pages: u64, headroom_bytes: u64) -> Role {
+    /// `available_bytes` is the memory that could be lent beyond the reserve.
+    pub fn step(&mut self, now: Instant, evicted_pages: u64, available_bytes: u64) -> Role {
         self.sample(now, evicted_pages);
         let rate = self.pages_per_second();
         if rate >= CALM_PAGES_PER_SECOND {
             self.busy_at = now;
         }
         let calm = now.saturating_duration_since(self.busy_at);
-        let wait = self.calm() * if headroom_bytes < ROOM_BYTES { FULL_CALMS } else { 1 };
+        let wait = self.calm() * if available_bytes < ROOM_BYTES { FULL_CALMS } else { 1 };
         match (self.wanted, self.role) {
             (Wanted::Lend, Role::Borrow) => self.change(now, Role::Lend, "asked for".to_owned()),
             (Wanted::Borrow, Role::Lend) => self.change(now, Role::Borrow, "asked for".to_owned()),
@@ -235,7 +235,7 @@ mod tests {
         begun: Instant,
         now: Instant,
         evicted_pages: u64,
-        headroom_bytes: u64,
+        available_bytes: u64,
     }
 
     impl Node {
@@ -243,13 +243,13 @@ mod tests {
             let begun = Instant::now();
             let config = Config { calm: CALM_DEFAULT, wanted: Wanted::Auto };
             let roles = Roles::new(config, begun);
-            Node { roles, begun, now: begun, evicted_pages: 0, headroom_bytes: PLENTY_BYTES }
+            Node { roles, begun, now: begun, evicted_pages: 0, available_bytes: PLENTY_BYTES }
         }
 
         fn look(&mut self, pages_per_second: u64) -> Role {
             self.now += LOOK;
             self.evicted_pages += pages_per_second * LOOK.as_millis() as u64 / 1000;
-            self.roles.step(self.now, self.evicted_pages, self.headroom_bytes)
+            self.roles.step(self.now, self.evicted_pages, self.available_bytes)
         }
 
         /// Continues until the role is this one; returns the number of seconds.
@@ -300,7 +300,7 @@ mod tests {
     fn without_room_it_waits_longer_but_not_for_ever() {
         let mut node = Node::new();
         node.until(Role::Borrow, 1000);
-        node.headroom_bytes = 0;
+        node.available_bytes = 0;
         let seconds = node.until(Role::Lend, 0);
         assert!((30.0..35.0).contains(&seconds), "{seconds}");
     }

@@ -84,7 +84,7 @@ impl Images {
     }
 
     fn backing_pages(&self) -> u64 {
-        self.mount.borrower().metrics().below_pages.get()
+        self.mount.borrower().metrics().backing_pages.get()
     }
 }
 

@@ -218,7 +218,7 @@ impl Connection {
         let body_bytes = reply.len() - items_at;
         if is_behind {
             let (statistics, usage) = (&self.shared.statistics, &self.joined.usage);
-            add(keys.len() as u64, [&statistics.paced_misses, &usage.paced_misses]);
+            add(keys.len() as u64, [&statistics.rate_limited_misses, &usage.rate_limited_misses]);
         }
         out.end(&self.channel, &Header::new(Kind::GetReply, keys.len(), body_bytes, request))?;
         Ok(Some(()))

@@ -133,7 +133,7 @@ impl Housekeeper {
             let grown_pages = store.grown_pages() - grown_before;
             store.set_available_pages((spare_bytes / PAGE_COST_BYTES).saturating_sub(grown_pages));
         }
-        shared.statistics.headroom_bytes.store(spare_bytes, Relaxed);
+        shared.statistics.available_bytes.store(spare_bytes, Relaxed);
         shared.statistics.pressure.store(self.pressure as u8, Relaxed);
         if let Ok((memory, _)) = memory {
             shared.statistics.memory_total_bytes.store(memory.total_bytes, Relaxed);
@@ -326,7 +326,7 @@ mod tests {
             let zoneinfo = format!("Node 0, zone DMA\n  high {half_pages}\nNode 0, zone Normal\n  high {half_pages}\n");
             write(directory.path().join("zoneinfo"), zoneinfo).unwrap();
             housekeeper.tick(&shared, begun + Duration::from_secs(seconds));
-            shared.statistics.headroom_bytes.load(Relaxed) / MIB
+            shared.statistics.available_bytes.load(Relaxed) / MIB
         };
         assert_eq!(room_mib(80, 80, 0), 0, "all that is free is the kernel's");
         assert_eq!(room_mib(92, 80, 1), 2, "a margin of an eighth");

@@ -78,7 +78,7 @@ pub struct Usage {
     /// Time that its connections waited for their share, together.
     pub paced_ns: AtomicU64,
     /// Pages that it asked for and did not get because it was too far behind its share.
-    pub paced_misses: AtomicU64,
+    pub rate_limited_misses: AtomicU64,
 }
 
 /// A session.
@@ -287,7 +287,7 @@ impl Table {
             number: self.next_session,
             cpu_ns: AtomicU64::new(0),
             paced_ns: AtomicU64::new(0),
-            paced_misses: AtomicU64::new(0),
+            rate_limited_misses: AtomicU64::new(0),
         });
         self.next_session += 1;
         let session = Session {

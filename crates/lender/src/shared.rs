@@ -97,7 +97,7 @@ impl SharedRateLimiter {
 #[derive(Default)]
 #[allow(missing_docs)] // they have the names and meanings of the status
 pub struct Statistics {
-    pub headroom_bytes: AtomicU64,
+    pub available_bytes: AtomicU64,
     pub memory_total_bytes: AtomicU64,
     /// A [`crate::pressure::Pressure`].
     pub pressure: AtomicU8,
@@ -113,7 +113,7 @@ pub struct Statistics {
     pub resumed_sessions: AtomicU64,
     pub cpu_ns: AtomicU64,
     pub paced_ns: AtomicU64,
-    pub paced_misses: AtomicU64,
+    pub rate_limited_misses: AtomicU64,
 }
 
 /// A request to stop, which wakes all callers of [`Stop::wait`].

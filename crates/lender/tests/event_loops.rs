@@ -127,5 +127,5 @@ fn a_connection_that_waits_for_its_share_delays_no_other() {
         // On a machine on which the pings take as long as that wait.
         assert!(begun.elapsed() < WAIT_MAX, "the others are served only when no connection waits");
     }
-    assert!(lender.handle.status().paced_ms > 0);
+    assert!(lender.handle.status().rate_limited_ms > 0);
 }

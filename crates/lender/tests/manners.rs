@@ -120,7 +120,7 @@ fn a_rate_is_kept_and_shared() {
         }
         lender.wait_for("the greedy ones to wait", |status| {
             let greedy = status.borrower_list.iter().filter(|borrower| borrower.name != "02020202");
-            greedy.map(|borrower| borrower.paced_ms).min() > Some(1000)
+            greedy.map(|borrower| borrower.rate_limited_ms).min() > Some(1000)
         });
         // A page is 0.5 ms of the rate, four times that as it is shared; the debts of the greedy
         // ones are three frames, of 62 ms each. If the modest one had to wait for these, they would
@@ -136,7 +136,7 @@ fn a_rate_is_kept_and_shared() {
         let frames = greedy_frames() - before;
         println!("{frames} frames of the greedy ones, {GETS} gets of the modest one");
         assert!(frames < GETS, "{frames} frames of the greedy ones in the time of {GETS} gets");
-        assert_eq!(borrower(&lender, "02020202").paced_misses, 0);
+        assert_eq!(borrower(&lender, "02020202").rate_limited_misses, 0);
         drop(ending);
         puts.map(|putting| putting.join().unwrap()).into_iter().sum()
     });
@@ -146,7 +146,7 @@ fn a_rate_is_kept_and_shared() {
     assert!(greedy_bytes <= most, "{greedy_bytes} bytes, {most} were allowed");
     let status = lender.handle.status();
     assert_eq!((status.rate_bytes, status.cpu_ms), (Some(RATE), None));
-    assert!(status.paced_ms >= 1000);
+    assert!(status.rate_limited_ms >= 1000);
 }
 
 /// If a borrower requests so much at once that waiting does not help, it gets misses, within the
@@ -166,8 +166,11 @@ fn gets_of_a_session_far_behind_are_misses() {
     });
     let status = lender.handle.status();
     let borrower = &status.borrower_list[0];
-    assert!(borrower.paced_misses > 0 && borrower.paced_misses.is_multiple_of(256), "{borrower:?}");
-    assert_eq!((status.paced_misses, status.paced_ms), (borrower.paced_misses, borrower.paced_ms));
+    assert!(borrower.rate_limited_misses > 0 && borrower.rate_limited_misses.is_multiple_of(256), "{borrower:?}");
+    assert_eq!(
+        (status.rate_limited_misses, status.rate_limited_ms),
+        (borrower.rate_limited_misses, borrower.rate_limited_ms)
+    );
     assert!(status.cpu_ms.is_some() && status.cpu_ms >= borrower.cpu_ms);
     // Pages that were not sent are not stored.
     assert_eq!(status.stored_pages, 0);

@@ -282,7 +282,7 @@ fn put_lender_under_pressure(test: &str, reserve_bytes: u64) -> Option<[u64; 2]>
     assert!(after < before + 10_000, "{before} pages became {after}");
     // ... but it does when memory is free again.
     hog.finish();
-    wait_for(&mut lender, "there is room", |status| status["headroom_bytes"].as_u64().unwrap() > 50 * MIB);
+    wait_for(&mut lender, "there is room", |status| status["available_bytes"].as_u64().unwrap() > 50 * MIB);
     main.put(&more);
     let regrown = status(&mut lender)["stored_pages"].as_u64().unwrap();
     println!("free again: {regrown} pages");

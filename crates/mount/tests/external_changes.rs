@@ -34,7 +34,7 @@ fn mounted(test: &str) -> Option<Mounted> {
     for _ in 0..2 {
         is_believed(&m, "probe");
     }
-    if m.mount().status().files_told_of == 0 {
+    if m.mount().status().watched_files == 0 {
         skip(test, "nobody tells of changes in the temporary directory's file system");
         return None;
     }
@@ -186,7 +186,7 @@ fn what_nobody_changes_is_believed() {
     // told.
     const DIRECTORIES_MAX: u64 = 50;
     wait_until("they are believed", || asked(&look) <= DIRECTORIES_MAX);
-    assert!(m.mount().status().files_told_of >= 100);
+    assert!(m.mount().status().watched_files >= 100);
     // Of one that changes only that one is asked for.
     append(&m.backing(&names[7]), b"!");
     wait_until_same(&m, &names[7]);
@@ -201,7 +201,7 @@ fn what_nobody_changes_is_believed() {
 #[test]
 fn files_are_let_go() {
     let Some(m) = mounted("files_are_let_go") else { return };
-    let told = || m.mount().status().files_told_of;
+    let told = || m.mount().status().watched_files;
     fs::remove_file(m.path("probe")).unwrap();
     wait_until("the first one is", || told() == 0);
     for number in 0..50 {
@@ -234,5 +234,5 @@ fn with_no_timeout_nothing_is_believed() {
     for _ in 0..3 {
         assert!(!is_believed(&m, "a"));
     }
-    assert_eq!(m.mount().status().files_told_of, 0);
+    assert_eq!(m.mount().status().watched_files, 0);
 }

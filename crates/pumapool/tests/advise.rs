@@ -146,7 +146,7 @@ fn measure(mount: &Mount, misses: u64) -> f64 {
     let wait_for = |misses: u64| {
         let counts = || {
             let of = mount.status().borrower;
-            (of.lender_pages + of.buffer_pages + of.zero_pages, of.below_pages)
+            (of.lender_pages + of.buffer_pages + of.zero_pages, of.backing_pages)
         };
         let passed = || {
             let (remote, below) = counts();

@@ -135,7 +135,7 @@ fn a_cut_connection_costs_no_page() {
         mount.measure(&lender, stalls);
         stalls.add(std::process::id());
         for round in 1..=3 {
-            let (sent, below) = (mount.count(|of| of.put_pages), mount.count(|of| of.below_pages));
+            let (sent, below) = (mount.count(|of| of.put_pages), mount.count(|of| of.backing_pages));
             network.cut();
             wait_away(&mount);
             assert!(wait_until(PATIENCE, || lender.count(|of| of.kept_sessions) == 1));
@@ -145,7 +145,7 @@ fn a_cut_connection_costs_no_page() {
             assert!(fs::read(&file).unwrap() == bytes);
             mount.in_time(stalls)?;
             let after =
-                (mount.count(|of| of.put_pages), mount.count(|of| of.below_pages), mount.count(|of| of.get_misses));
+                (mount.count(|of| of.put_pages), mount.count(|of| of.backing_pages), mount.count(|of| of.get_misses));
             assert_eq!(after, (sent, below, 0), "all came from the lender, and nothing was put again");
             assert_eq!((mount.count(|of| of.lender_resumes), mount.count(|of| of.lender_losses)), (round, round));
             mount.evict(&file, PAGES);
@@ -178,15 +178,15 @@ fn what_changes_while_the_lender_is_away_is_never_claimed() {
             setup::evict(&file);
             mount.wait_for("pages lent", |status| status.catalog.live_pages == lent && status.puts_under_way == 0);
         }
-        let (sent, below) = (mount.count(|of| of.put_pages), mount.count(|of| of.below_pages));
+        let (sent, below) = (mount.count(|of| of.put_pages), mount.count(|of| of.backing_pages));
         network.cut();
         wait_away(&mount);
         // Read and evicted while the lender is away: from below, and what the lender has is as good
         // as before.
         assert!(fs::read(mount.path.join("same")).unwrap() == contents["same"]);
-        let known = mount.count(|of| of.evictions_known);
+        let known = mount.count(|of| of.evictions_already_lent);
         setup::evict(&mount.path.join("same"));
-        mount.wait_for("evictions", |status| status.borrower.evictions_known == known + 100);
+        mount.wait_for("evictions", |status| status.borrower.evictions_already_lent == known + 100);
         // Changed through the mount, changed beside it, deleted.
         let new = vec![7; 10 * PAGE_SIZE];
         let written = fs::File::options().write(true).open(mount.path.join("written")).unwrap();
@@ -219,7 +219,7 @@ fn what_changes_while_the_lender_is_away_is_never_claimed() {
         assert_eq!((mount.count(|of| of.put_pages), mount.count(|of| of.get_misses)), (sent, 0));
         // 100 while the lender was away, 10 written, 100 changed beside; these last perhaps twice,
         // as the kernel is told to drop what it had of them while they are read.
-        let from_below = mount.count(|of| of.below_pages) - below;
+        let from_below = mount.count(|of| of.backing_pages) - below;
         assert!((210..=310).contains(&from_below), "{from_below} pages from below");
         Some(())
     });
@@ -247,15 +247,15 @@ fn a_lender_that_starts_again_has_nothing_to_claim() {
         mount.measure(&lender, stalls);
         wait_back(&mount, 2);
         mount.wait_for("the old pages to be forgotten", |status| status.catalog.live_pages == 0);
-        let below = mount.count(|of| of.below_pages);
+        let below = mount.count(|of| of.backing_pages);
         assert!(fs::read(&file).unwrap() == bytes);
-        assert_eq!((mount.count(|of| of.below_pages), mount.count(|of| of.get_messages)), (below + PAGES, 0));
+        assert_eq!((mount.count(|of| of.backing_pages), mount.count(|of| of.get_messages)), (below + PAGES, 0));
         assert_eq!((mount.count(|of| of.lender_resumes), lender.count(|of| of.gets)), (0, 0));
         // The new one is as good as the old one.
         mount.evict(&file, PAGES);
         assert!(fs::read(&file).unwrap() == bytes);
         mount.in_time(stalls)?;
-        assert_eq!(mount.count(|of| of.below_pages), below + PAGES);
+        assert_eq!(mount.count(|of| of.backing_pages), below + PAGES);
         Some(())
     });
 }
@@ -271,7 +271,7 @@ fn a_connection_that_only_one_side_gave_up_is_taken_over() {
         let (bytes, lender, network, mount, file) = lent(&scratch, 11);
         mount.measure(&lender, stalls);
         stalls.add(std::process::id());
-        let (below, connections) = (mount.count(|of| of.below_pages), lender.count(|of| of.connections));
+        let (below, connections) = (mount.count(|of| of.backing_pages), lender.count(|of| of.connections));
         network.freeze();
         // The borrower gives the silent lender up and comes back over new connections, while the
         // lender still has the old ones.
@@ -280,7 +280,7 @@ fn a_connection_that_only_one_side_gave_up_is_taken_over() {
         assert!(wait_until(PATIENCE, || lender.count(|of| of.connections) == connections), "the old ones are ended");
         assert!(fs::read(&file).unwrap() == bytes);
         mount.in_time(stalls)?;
-        assert_eq!((mount.count(|of| of.below_pages), mount.count(|of| of.get_misses)), (below, 0));
+        assert_eq!((mount.count(|of| of.backing_pages), mount.count(|of| of.get_misses)), (below, 0));
         Some(())
     });
 }

@@ -102,7 +102,7 @@ impl Pool {
         let missed = || {
             let status = self.mount.status();
             let of = &status.borrower;
-            of.below_pages - of.hedges_won
+            of.backing_pages - of.hedges_won
         };
         let before = missed();
         assert_eq!(read_at_random(&File::open(&self.file).unwrap(), &self.bytes, seed), None, "a wrong byte");

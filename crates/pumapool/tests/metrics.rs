@@ -174,7 +174,7 @@ fn every_metric_has_a_value() {
     let sections = report::sections().iter().filter(|section| guest.is_some() || section.daemons != ["guest"]);
     let names = sections.flat_map(|section| section.metrics()).map(|metric| metric.name);
     // A metric without enough measurements has no value.
-    let unmeasured = ["pumapool_link_get_recent_seconds", "pumapool_mount_below_read_recent_seconds"];
+    let unmeasured = ["pumapool_link_get_recent_seconds", "pumapool_mount_backing_read_recent_seconds"];
     let missing: Vec<&str> = names.filter(|name| !found.contains(name) && !unmeasured.contains(name)).collect();
     assert!(missing.is_empty(), "no daemon has {missing:?}");
 
@@ -222,7 +222,7 @@ fn the_page_survives_the_daemon() {
         pages > 0
             && value(&page, "pumapool_mount_lender_pages_total") == pages as f64
             && value(&page, "pumapool_mount_get_seconds_count") > 0.0
-            && value(&page, "pumapool_mount_below_read_seconds_count") > 0.0
+            && value(&page, "pumapool_mount_backing_read_seconds_count") > 0.0
             && value(&get(&lender_page), "pumapool_lender_put_pages_total") == lender.count(|of| of.puts) as f64
     };
     assert!(wait_until(PATIENCE, agree), "{}", get(&page));

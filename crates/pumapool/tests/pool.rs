@@ -29,7 +29,7 @@ fn there_and_back(test: &str, strategy: &str, remaining: u64) {
 
         assert!(fs::read(&file).unwrap() == bytes);
         assert_eq!(mount.count(|of| of.get_messages), 0, "what the catalog calls absent is not asked for");
-        assert_eq!(mount.count(|of| of.below_pages), PAGES);
+        assert_eq!(mount.count(|of| of.backing_pages), PAGES);
 
         mount.evict(&file, PAGES);
         assert_eq!(lender.count(|of| of.stored_pages), PAGES);
@@ -37,7 +37,7 @@ fn there_and_back(test: &str, strategy: &str, remaining: u64) {
         assert!(fs::read(&file).unwrap() == bytes);
         mount.in_time(stalls)?;
         let from_pool = mount.count(|of| of.lender_pages) + mount.count(|of| of.buffer_pages);
-        assert_eq!((from_pool, mount.count(|of| of.below_pages)), (PAGES, PAGES), "nothing more came from below");
+        assert_eq!((from_pool, mount.count(|of| of.backing_pages)), (PAGES, PAGES), "nothing more came from below");
         assert_eq!(lender.count(|of| of.stored_pages), remaining);
         assert_eq!(lender.count(|of| of.hits), mount.count(|of| of.lender_pages));
 
@@ -45,7 +45,7 @@ fn there_and_back(test: &str, strategy: &str, remaining: u64) {
         let sent = mount.count(|of| of.put_pages);
         mount.evict(&file, PAGES);
         assert_eq!(mount.count(|of| of.put_pages) - sent, PAGES - remaining);
-        assert_eq!(mount.status().tap.clone().unwrap_or_default().omitted_pages, remaining, "nor is it copied");
+        assert_eq!(mount.status().tap.clone().unwrap_or_default().skipped_pages, remaining, "nor is it copied");
         assert!(fs::read(&file).unwrap() == bytes);
         Some(())
     });
@@ -88,12 +88,12 @@ fn what_was_written_is_copied_and_lent_again() {
         drop(file);
         mount.evict(&path, PAGES);
         assert_eq!(mount.count(|of| of.put_pages) - sent, 1, "what was written is lent, and nothing else");
-        assert_eq!(mount.status().tap.clone().unwrap_or_default().omitted_pages, PAGES - 1);
+        assert_eq!(mount.status().tap.clone().unwrap_or_default().skipped_pages, PAGES - 1);
         assert_eq!(mount.count(|of| of.evictions_not_copied), 0);
-        let below = mount.count(|of| of.below_pages);
+        let below = mount.count(|of| of.backing_pages);
         assert!(fs::read(&path).unwrap() == bytes);
         mount.in_time(stalls)?;
-        assert_eq!(mount.count(|of| of.below_pages), below, "all of it came back");
+        assert_eq!(mount.count(|of| of.backing_pages), below, "all of it came back");
         Some(())
     });
 }
@@ -116,7 +116,7 @@ fn without_a_tap_pages_are_lent_when_they_are_read() {
         setup::evict(&at.join("file"));
         assert!(fs::read(at.join("file")).unwrap() == bytes);
         mount.in_time(stalls)?;
-        assert_eq!(mount.count(|of| of.below_pages), PAGES);
+        assert_eq!(mount.count(|of| of.backing_pages), PAGES);
         Some(())
     });
 }
@@ -389,7 +389,7 @@ fn borrowers_are_strangers_to_each_other() {
             assert!(fs::read(mount.path.join("file")).unwrap() == *bytes);
             assert_eq!(mount.count(|of| of.bad_pages), 0);
             mount.in_time(stalls)?;
-            assert_eq!(mount.count(|of| of.below_pages), PAGES);
+            assert_eq!(mount.count(|of| of.backing_pages), PAGES);
             mount.evict(&mount.path.join("file"), PAGES);
         }
         // A daemon that dies frees its pages, and only those; the one that takes over has none of
@@ -398,7 +398,7 @@ fn borrowers_are_strangers_to_each_other() {
         assert!(wait_until(PATIENCE, || lender.count(|of| of.stored_pages) == PAGES), "the dead borrower's pages stay");
         assert!(fs::read(mounts[1].0.path.join("file")).unwrap() == mounts[1].1);
         mounts[1].0.in_time(stalls)?;
-        assert_eq!(mounts[1].0.count(|of| of.below_pages), PAGES);
+        assert_eq!(mounts[1].0.count(|of| of.backing_pages), PAGES);
         Some(())
     });
 }
@@ -420,9 +420,9 @@ fn a_lender_may_come_and_go() {
         assert!(fs::read(at.join("file")).unwrap() == bytes);
         mount.evict(&at.join("file"), PAGES);
         lender.process.kill().unwrap();
-        let below = mount.count(|of| of.below_pages);
+        let below = mount.count(|of| of.backing_pages);
         assert!(fs::read(at.join("file")).unwrap() == bytes, "round {round}");
-        assert_eq!(mount.count(|of| of.below_pages), below + PAGES, "the pages are gone with the lender");
+        assert_eq!(mount.count(|of| of.backing_pages), below + PAGES, "the pages are gone with the lender");
         mount.wait_for("the loss", |status| !status.lender_is_up);
         setup::evict(&at.join("file"));
         assert!(fs::read(at.join("file")).unwrap() == bytes);

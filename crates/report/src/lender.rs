@@ -55,9 +55,9 @@ pub struct LentTo {
     /// Processor time that its connections used, if that is measured.
     pub cpu_ms: Option<u64>,
     /// Time that its connections waited for their turn, together.
-    pub paced_ms: u64,
+    pub rate_limited_ms: u64,
     /// Pages that it asked for and was not sent because it was too far behind its share.
-    pub paced_misses: u64,
+    pub rate_limited_misses: u64,
     /// Pages that it put, stored or not.
     pub puts: u64,
     /// Pages that it put and that were not stored, for want of memory.
@@ -108,7 +108,7 @@ measured! {
         /// free slots that likely still have memory, which the next puts will use
         free_resident_pages: u64 = gauge Pages "pumapool_lender_free_resident_bytes",
         /// memory that it may still take, as of the last look
-        headroom_bytes: u64 = gauge Bytes "pumapool_lender_headroom_bytes",
+        available_bytes: u64 = gauge Bytes "pumapool_lender_available_bytes",
         /// free memory that it never takes
         reserve_bytes: u64 = gauge Bytes "pumapool_lender_reserve_bytes",
         /// what the machine, or the memory cgroup, has in all
@@ -168,9 +168,9 @@ measured! {
         /// time of processors that borrowers' connections used; missing if that is not limited
         cpu_ms: Option<u64> = counter Milliseconds "pumapool_lender_cpu_seconds_total",
         /// time that borrowers' connections waited for their turn, together
-        paced_ms: u64 = counter Milliseconds "pumapool_lender_paced_seconds_total",
+        rate_limited_ms: u64 = counter Milliseconds "pumapool_lender_rate_limited_seconds_total",
         /// pages asked for and not sent because their borrower was too far behind its share
-        paced_misses: u64 = counter Count "pumapool_lender_paced_missed_pages_total",
+        rate_limited_misses: u64 = counter Count "pumapool_lender_rate_limited_missed_pages_total",
         /// Each borrower, connected or kept.
         borrower_list: Vec<LentTo>,
     }

@@ -40,9 +40,9 @@ words! {
         /// Connected, and used.
         Used = "used",
         /// Connected, but too slow to be used.
-        Bypassed = "shunned",
+        Bypassed = "bypassed",
         /// Disconnected; it may come back with its pages.
-        Suspended = "away",
+        Suspended = "suspended",
         /// Disconnected, and its pages are lost.
         Down = "down",
     }
@@ -166,7 +166,7 @@ measured! {
         /// what gets took until they were answered, or until the backing directory was faster
         get: Times = times Microseconds "pumapool_mount_get_seconds",
         /// what reads of the backing directory took, but for those that raced a get
-        below: Times = times Microseconds "pumapool_mount_below_read_seconds",
+        backing: Times = times Microseconds "pumapool_mount_backing_read_seconds",
     }
 }
 
@@ -175,7 +175,7 @@ measured! {
     pub struct Disk, "Mounts" of ["mount"] by ["mount"] {
         /// what short reads of the backing directory took lately, on average: what lenders are
         /// compared with
-        read_us: Option<u64> = gauge Microseconds "pumapool_mount_below_read_recent_seconds",
+        read_us: Option<u64> = gauge Microseconds "pumapool_mount_backing_read_recent_seconds",
         /// after how long a get is late, and raced by a read of the backing directory
         get_is_late_us: u64 = gauge Microseconds "pumapool_mount_get_late_seconds",
     }
@@ -197,7 +197,7 @@ measured! {
         /// pages answered as zeros known to the catalog
         zero_pages: u64 = counter Count "pumapool_mount_zero_pages_total",
         /// pages answered from the backing directory
-        below_pages: u64 = counter Count "pumapool_mount_below_pages_total",
+        backing_pages: u64 = counter Count "pumapool_mount_backing_pages_total",
         /// Get messages sent
         get_messages: u64 = counter Count "pumapool_mount_get_messages_total",
         /// pages asked for that the lender no longer had
@@ -211,7 +211,7 @@ measured! {
         /// evictions seen
         evictions: u64 = counter Count "pumapool_mount_evictions_total",
         /// evictions of pages that a lender had already: nothing sent
-        evictions_known: u64 = counter Count "pumapool_mount_evictions_known_total",
+        evictions_already_lent: u64 = counter Count "pumapool_mount_evictions_already_lent_total",
         /// evictions whose bytes were not copied, as nothing was to be sent, and should have been
         evictions_not_copied: u64 = counter Count "pumapool_mount_evictions_not_copied_total",
         /// evictions of pages of zeros: nothing sent
@@ -249,7 +249,7 @@ measured! {
         /// changes of files
         changes: u64 = counter Count "pumapool_mount_changes_total",
         /// changes of files made beside the mount that were found
-        changes_beside: u64 = counter Count "pumapool_mount_changes_beside_total",
+        external_changes: u64 = counter Count "pumapool_mount_external_changes_total",
         /// times a lender was reached
         lender_connects: u64 = counter Count "pumapool_mount_lender_connects_total",
         /// times a lender was reached again that had kept what was put before
@@ -305,7 +305,7 @@ measured! {
         /// evictions told in the ring
         captured_pages: u64 = counter Count "pumapool_mount_tap_captured_pages_total",
         /// of those, evictions whose bytes were not copied, as nothing was to be sent
-        omitted_pages: u64 = counter Count "pumapool_mount_tap_omitted_pages_total",
+        skipped_pages: u64 = counter Count "pumapool_mount_tap_skipped_pages_total",
         /// evictions lost because the ring was full
         ring_full_pages: u64 = counter Count "pumapool_mount_tap_ring_full_pages_total",
         /// pages that left the page cache because they were dropped, not evicted: nothing captured
@@ -359,7 +359,7 @@ measured! {
         /// itself
         descriptors_max: u64 = gauge Count "pumapool_mount_descriptors_max",
         /// files of which changes made beside the mount are told
-        files_told_of: u64 = gauge Count "pumapool_mount_files_told_of",
+        watched_files: u64 = gauge Count "pumapool_mount_watched_files",
         /// files with pages that were written to the backing file and not yet dropped there
         written_files_pending: u64 = gauge Count "pumapool_mount_pending_files",
         /// bytes of those pages whose writeback has not begun
@@ -386,8 +386,8 @@ measured! {
         address: String,
         /// Its id in the pool.
         id: Option<String>,
-        /// how the lender stands: used; shunned: there, but too slow; away: it may come back with
-        /// its pages; down
+        /// how the lender stands: used; bypassed: there, but too slow; suspended: it may come back
+        /// with its pages; down
         state: LinkState = state Count "pumapool_link_state",
         /// Why it is not used.
         reason: String,
@@ -424,7 +424,7 @@ measured! {
         /// times that the connection was lost
         losses: u64 = counter Count "pumapool_link_losses_total",
         /// times that it was found too slow
-        shuns: u64 = counter Count "pumapool_link_shuns_total",
+        bypasses: u64 = counter Count "pumapool_link_bypasses_total",
     }
 }
 

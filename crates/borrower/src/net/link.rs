@@ -391,7 +391,7 @@ impl Link {
             hedges: counters.hedges.get(),
             connects: counters.connects.get(),
             losses: counters.losses.get(),
-            shuns: counters.bypasses.get(),
+            bypasses: counters.bypasses.get(),
         }
     }
 

@@ -256,13 +256,13 @@ impl ReadState {
                 }
             },
             (Event::Read(read), Stage::Plain) => {
-                core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
+                core.metrics.backing_pages.add(read.div_ceil(PAGE_SIZE) as u64);
                 self.stage = if read < self.len { Stage::LookShort(read) } else { Stage::End(read) };
             }
             (Event::Read(read), Stage::Read(part)) => {
                 self.run.start = part.end;
                 buf[part.clone()][read..].fill(0);
-                core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
+                core.metrics.backing_pages.add(read.div_ceil(PAGE_SIZE) as u64);
                 self.go_on(core, file, buf);
             }
             (Event::Looked(now), Stage::LookShort(read)) => {
@@ -334,7 +334,7 @@ impl ReadState {
             let piece = &mut buf[known.clone()];
             let read = raced.copy(&known, piece);
             piece[read..].fill(0);
-            core.metrics.below_pages.add(read.div_ceil(PAGE_SIZE) as u64);
+            core.metrics.backing_pages.add(read.div_ceil(PAGE_SIZE) as u64);
             self.run.start = known.end;
         };
     }

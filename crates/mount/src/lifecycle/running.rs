@@ -147,7 +147,7 @@ impl Mount {
             inodes_with_descriptor: filesystem.inodes.descriptors().anchors() as u64,
             descriptors: filesystem.inodes.descriptors().used() as u64,
             descriptors_max: filesystem.inodes.descriptors().limit() as u64,
-            files_told_of: filesystem.external_changes.marks() as u64,
+            watched_files: filesystem.external_changes.marks() as u64,
             written_files_pending: written_files_pending as u64,
             written_bytes_pending,
             undelivered_descriptors: filesystem.keep.undelivered() as u64,

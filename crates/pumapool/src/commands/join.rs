@@ -149,7 +149,7 @@ impl Node {
         let role = {
             let mut roles = self.roles.lock();
             let was = roles.status(Instant::now());
-            let role = roles.step(Instant::now(), mounts.evicted_pages(), before.headroom_bytes);
+            let role = roles.step(Instant::now(), mounts.evicted_pages(), before.available_bytes);
             if was.role != role.into() {
                 tracing::info!("{}", describe(&roles.status(Instant::now())));
             }

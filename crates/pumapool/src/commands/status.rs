@@ -100,7 +100,7 @@ fn print_lending(out: &mut impl Write, listen: &str, pid: u32, lender: &Lender) 
         pages(lender.capacity_pages),
         lender.borrowers,
         lender.kept_sessions,
-        size::display(lender.headroom_bytes.min(unused_bytes)),
+        size::display(lender.available_bytes.min(unused_bytes)),
         pages(lender.free_resident_pages),
     )?;
     writeln!(
@@ -128,18 +128,18 @@ fn print_pace(out: &mut impl Write, lender: &Lender) -> io::Result<()> {
     let rate = lender.rate_bytes.map(|rate| format!("{}/s", size::display(rate)));
     let cpu = lender.cpu_percent.map(|percent| format!("{percent} % of a processor"));
     let limits: Vec<_> = rate.into_iter().chain(cpu).collect();
-    let paced_all = paced(lender.cpu_ms, lender.paced_ms, lender.paced_misses);
+    let paced_all = paced(lender.cpu_ms, lender.rate_limited_ms, lender.rate_limited_misses);
     writeln!(out, "  limits      {}: {paced_all}", limits.join(", "))?;
-    for LentTo { name, stored_pages, cpu_ms, paced_ms, paced_misses, .. } in &lender.borrower_list {
-        let paced = paced(*cpu_ms, *paced_ms, *paced_misses);
+    for LentTo { name, stored_pages, cpu_ms, rate_limited_ms, rate_limited_misses, .. } in &lender.borrower_list {
+        let paced = paced(*cpu_ms, *rate_limited_ms, *rate_limited_misses);
         writeln!(out, "  borrower    {name}, has {}: {paced}", pages(*stored_pages))?;
     }
     Ok(())
 }
 
-fn paced(cpu_ms: Option<u64>, paced_ms: u64, paced_misses: u64) -> String {
+fn paced(cpu_ms: Option<u64>, rate_limited_ms: u64, rate_limited_misses: u64) -> String {
     let used = cpu_ms.map(|ms| format!("used {:.1} s, ", ms as f64 / 1000.0)).unwrap_or_default();
-    format!("{used}waited {:.1} s, {} not sent", paced_ms as f64 / 1000.0, pages(paced_misses))
+    format!("{used}waited {:.1} s, {} not sent", rate_limited_ms as f64 / 1000.0, pages(rate_limited_misses))
 }
 
 pub(crate) fn print_mount(out: &mut impl Write, mount: &Mount) -> io::Result<()> {
@@ -161,7 +161,7 @@ pub(crate) fn print_mount(out: &mut impl Write, mount: &Mount) -> io::Result<()>
     }
     writeln!(out, "  lent        {} of {} files", pages(mount.catalog.live_pages), mount.catalog.files)?;
     let remote = borrower.lender_pages.saturating_add(borrower.buffer_pages).saturating_add(borrower.zero_pages);
-    let misses = remote.saturating_add(borrower.below_pages);
+    let misses = remote.saturating_add(borrower.backing_pages);
     writeln!(
         out,
         "  misses      {misses} pages, of which {} from the pool, the others from the backing directory",
@@ -240,7 +240,7 @@ fn print_guests(out: &mut impl Write, guests: &Guests) -> io::Result<()> {
             match &guest.problem {
                 Some(problem) => problem,
                 None if guest.connected => "connected",
-                None => "away",
+                None => "disconnected",
             },
             pages(guest.placed_pages),
             pages(guest.stored_pages),

@@ -72,7 +72,7 @@ pub fn tell(gossip: &Gossip, handle: &lender::Handle, address: &Address) {
 
 fn what_is_left(status: &report::Lender, address: &Address) -> Lender {
     let unused_pages = status.capacity_pages.saturating_sub(status.stored_pages);
-    let to_have_bytes = status.headroom_bytes.saturating_add(status.free_resident_pages.saturating_mul(4096));
+    let to_have_bytes = status.available_bytes.saturating_add(status.free_resident_pages.saturating_mul(4096));
     Lender {
         address: address.clone(),
         free_bytes: to_have_bytes.min(unused_pages.saturating_mul(4096)),

@@ -130,7 +130,7 @@ mod tests {
             "# UNIT pumapool_mount_read_bytes bytes",
             &format!("pumapool_mount_read_bytes_total{label} 4096"),
             &format!("pumapool_mount_borrowing{label} 0"),
-            &format!("pumapool_mount_below_read_recent_seconds{label} 0.000125"),
+            &format!("pumapool_mount_backing_read_recent_seconds{label} 0.000125"),
             "# TYPE pumapool_mount_get_seconds histogram",
             &format!("pumapool_mount_get_seconds_count{label} 6"),
             "# EOF",

@@ -104,10 +104,10 @@ pub const STATUS: Target = Target {
     },
     seeds: || {
         let lender = r#"{"kind":"lend","pid":1,"listen":"unix:/x","lender":{"capacity_pages":100,"stored_pages":7,"borrowers":1,
-            "headroom_bytes":4096,"free_resident_pages":1,"gets":10,"hits":5,"puts":3,"replaced":1,"reclaimed_by_kernel":2}}"#;
+            "available_bytes":4096,"free_resident_pages":1,"gets":10,"hits":5,"puts":3,"replaced":1,"reclaimed_by_kernel":2}}"#;
         let mount = r#"{"kind":"mount","pid":1,"source":"/a","mountpoint":"/b","lenders":[{"address":"unix:/x","state":"used","ping_us":7}],"lender_is_up":true,
             "strategy":"exclusive","fill":"evict","write":"through","catalog":{"live_pages":3,"files":1},
-            "borrower":{"lender_pages":1,"buffer_pages":2,"zero_pages":3,"below_pages":4,"evictions":5,"put_pages":6,
+            "borrower":{"lender_pages":1,"buffer_pages":2,"zero_pages":3,"backing_pages":4,"evictions":5,"put_pages":6,
             "evictions_not_trusted":7},"tap":{"ring_full_pages":8}}"#;
         let huge = |text: &str| text.replace(":3", ":18446744073709551615").replace(":7", ":4503599627370496");
         [lender.into(), mount.into(), huge(lender), huge(mount)].map(String::into_bytes).to_vec()

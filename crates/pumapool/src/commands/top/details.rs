@@ -224,7 +224,7 @@ fn guest_line(daemon: &Daemon, guest: &HostGuest) -> Line<'static> {
     let (state, mood) = match (&guest.problem, guest.connected) {
         (Some(problem), _) => (problem.clone(), Mood::Bad),
         (None, true) => ("connected".to_owned(), Mood::Well),
-        (None, false) => ("away".to_owned(), Mood::Warning),
+        (None, false) => ("disconnected".to_owned(), Mood::Warning),
     };
     let rate = |number: fn(&HostGuest) -> u64| each_second(daemon, state::of_image(&guest.image, number));
     said(
@@ -249,7 +249,7 @@ fn of_lender(daemon: &Daemon, lender: &Lender) -> Vec<Line<'static>> {
             "memory",
             parts(vec![
                 (format!("{} of {} lent", pages(lender.stored_pages), pages(lender.capacity_pages)), Mood::Well),
-                (format!("may take {} more", in_bytes(lender.headroom_bytes)), Mood::Well),
+                (format!("may take {} more", in_bytes(lender.available_bytes)), Mood::Well),
                 (format!("reserve {}", in_bytes(lender.reserve_bytes)), Mood::Well),
             ]),
         ),

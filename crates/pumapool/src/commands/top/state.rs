@@ -192,7 +192,7 @@ impl Daemon {
         match (track, &self.status) {
             (Track::Asked, Report::Mount(_)) => self.rate(of_mount(from_pool)),
             (Track::HitRatio, Report::Mount(_)) => {
-                let asked = self.rate(of_mount(|mount| from_pool(mount).saturating_add(mount.borrower.below_pages)));
+                let asked = self.rate(of_mount(|mount| from_pool(mount).saturating_add(mount.borrower.backing_pages)));
                 ratio(self.rate(of_mount(from_pool)), asked)
             }
             (Track::Put, Report::Mount(mount)) => match &mount.guests {
@@ -204,9 +204,9 @@ impl Daemon {
             },
             (Track::Lent, Report::Mount(mount)) => Some(page_bytes(mount.catalog.live_pages)),
             (Track::Evicted, Report::Mount(_)) => self.rate(of_mount(|mount| mount.borrower.evictions)),
-            (Track::Below, _) => self.rate(of_mount(|mount| mount.borrower.below_pages)),
+            (Track::Below, _) => self.rate(of_mount(|mount| mount.borrower.backing_pages)),
             (Track::Get, _) => self.mean(|mount| &mount.latencies.get),
-            (Track::ReadBelow, _) => self.mean(|mount| &mount.latencies.below),
+            (Track::ReadBelow, _) => self.mean(|mount| &mount.latencies.backing),
             (Track::Evicted, Report::Join(join)) => Some(join.role.evicted_pages_per_second as f64),
             (Track::Evicted, _) => self.rate(of_guest(|guest| guest.evicted_pages)),
             (Track::Put, Report::Guest(_)) => self.rate(of_guest(|guest| guest.sent_pages)),
@@ -359,7 +359,7 @@ pub mod tests {
             ],
             borrower: Borrower {
                 lender_pages: reads * 3,
-                below_pages: reads,
+                backing_pages: reads,
                 evictions: reads * 4,
                 put_pages: reads,
                 evictions_sequential: 5,
@@ -373,7 +373,7 @@ pub mod tests {
             disk: Disk { read_us: Some(4000), get_is_late_us: 9000 },
             latencies: Latencies {
                 get: times([reads, reads, 0], reads * 400_000),
-                below: times([0, 0, reads], reads * 4_000_000),
+                backing: times([0, 0, reads], reads * 4_000_000),
             },
             ..Mount::default()
         }

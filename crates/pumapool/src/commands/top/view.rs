@@ -296,7 +296,7 @@ mod tests {
             let lender = Lender {
                 capacity_pages: 1 << 20,
                 stored_pages: 1 << 18,
-                headroom_bytes: 1 << 32,
+                available_bytes: 1 << 32,
                 reserve_bytes: 1 << 28,
                 pressure: Pressure::Hold,
                 gets: reads * 100,
