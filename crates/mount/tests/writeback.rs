@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use support::{FileSystem, Mounted, can_mount, has_program, new_backing, wait_until};
 
@@ -33,6 +34,14 @@ fn overwrite(file: &File) {
     file.write_all_at(&vec![2; FILE_BYTES], 0).unwrap();
 }
 
+/// One test after the other. Others start programs, and a new process has all descriptors until it
+/// runs its program: the kernel may tell this process's close of a failed writeback, and then not
+/// ours.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn wait_for_janitor(m: &Mounted) {
     wait_until("the janitor has been there", || m.mount().status().written_files_pending == 0);
 }
@@ -48,6 +57,7 @@ fn a_sync_reports_failed_writeback() {
     if !can_mount("who_syncs_is_told_that_writeback_has_failed") {
         return;
     }
+    let _alone = alone();
     let eio = Some(Errno::IO.raw_os_error());
     let images = tempfile::tempdir().unwrap();
     for is_kept_open in [true, false] {
@@ -75,6 +85,7 @@ fn what_could_not_be_written_is_not_shown() {
     if !can_mount("what_could_not_be_written_is_not_shown") {
         return;
     }
+    let _alone = alone();
     let images = tempfile::tempdir().unwrap();
     let image = images.path().join("image");
     let m = over_a_disk(&image);
@@ -120,6 +131,7 @@ fn a_full_disk_is_named_and_the_size_is_right() {
     if !can_mount("a_full_disk_is_named_and_the_size_is_right") {
         return;
     }
+    let _alone = alone();
     let images = tempfile::tempdir().unwrap();
     let create =
         |m: &Mounted, name| File::options().read(true).write(true).create_new(true).open(m.path(name)).unwrap();
@@ -174,6 +186,7 @@ fn a_quota_and_a_damaged_disk_are_named() {
     if !can_mount(test) || !has_program(test, "btrfs") {
         return;
     }
+    let _alone = alone();
     let images = tempfile::tempdir().unwrap();
     for write in [mount::WriteMode::Through, mount::WriteMode::Back] {
         println!("{write:?}");
@@ -208,6 +221,7 @@ fn times_are_those_that_the_disk_keeps() {
     if !can_mount("times_are_those_that_the_disk_keeps") {
         return;
     }
+    let _alone = alone();
     let images = tempfile::tempdir().unwrap();
     for write in [mount::WriteMode::Through, mount::WriteMode::Back] {
         let m = over_ext4(&images.path().join(format!("{write:?}")), "-I 128", write);

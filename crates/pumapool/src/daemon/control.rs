@@ -103,11 +103,18 @@ impl Drop for RemovedOnDrop {
 impl Control {
     /// Takes the socket of this process.
     pub fn bind(kind: &str) -> Result<Control> {
-        let path = make_folder()?.join(format!("{kind}-{}.sock", std::process::id()));
-        let _ = fs::remove_file(&path);
-        let listener = UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))
-            .with_context(|| format!("cannot protect {}", path.display()))?;
+        Control::bind_at(make_folder()?.join(format!("{kind}-{}.sock", std::process::id())))
+    }
+
+    /// Listens under another name first. A socket that is bound and does not listen yet looks like
+    /// one that a dead daemon has left: whoever asks for the statuses at that moment removes it.
+    fn bind_at(path: PathBuf) -> Result<Control> {
+        let new = path.with_extension("new");
+        let _ = fs::remove_file(&new);
+        let listener = UnixListener::bind(&new).with_context(|| format!("cannot listen on {}", new.display()))?;
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o600))
+            .with_context(|| format!("cannot protect {}", new.display()))?;
+        fs::rename(&new, &path).with_context(|| format!("cannot rename {}", new.display()))?;
         Ok(Control { listener, path: RemovedOnDrop(path) })
     }
 
@@ -448,6 +455,24 @@ mod tests {
         let mut left: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         left.sort();
         assert_eq!(left, ["mine.log", "mount-3.log", "mount-4.log", "mount-4.sock"]);
+    }
+
+    #[test]
+    fn a_socket_is_not_removed_before_it_listens() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mount-1.sock");
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    Asked::begin(path.clone(), &mut Vec::new());
+                }
+            });
+            let bound = (0..2000).try_for_each(|_| Control::bind_at(path.clone()).map(drop));
+            is_over.store(true, Ordering::Relaxed);
+            bound.unwrap();
+        });
     }
 
     /// A client that sends its question bit by bit, or does not take its answer, delays no other.
