@@ -291,7 +291,7 @@ check-fast: deps
 
 # These compile other code without debug assertions. (In the profile of all tests, so that nothing
 # else is checked twice.)
-WITHOUT_ASSERTIONS := --workspace --lib $(foreach crate,borrower lender,--config profile.dev.package.$(crate).debug-assertions=false)
+WITHOUT_ASSERTIONS := --workspace --lib --exclude simulation --exclude fuzz $(foreach crate,borrower lender,--config profile.dev.package.$(crate).debug-assertions=false)
 lint: deps
 	$(CARGO) fmt --all --check
 	packaging/book/check-bounds
