@@ -82,7 +82,7 @@ pub struct Rates {
 }
 
 /// The rules that have rates of their own ([`Rates::draw`]).
-pub const SUITED: [Rule; 5] = [Rule::TakenOver, Rule::Wait, Rule::Whole, Rule::End, Rule::Gap];
+pub const SUITED: [Rule; 6] = [Rule::TakenOver, Rule::Wait, Rule::Whole, Rule::End, Rule::Gap, Rule::Zeroed];
 
 impl Rates {
     /// Draws the rates. A third of the draws is calm: one node with one small file, and no
@@ -140,6 +140,8 @@ impl Rates {
                 writeback: Writeback::Temporary,
                 ..self.calm()
             },
+            // The writeback of a store behind the end.
+            Rule::Zeroed => Rates { stores: 200, writeback: Writeback::Zeroing, failures: 0, ..self.calm() },
             _ => self,
         }
     }
